@@ -198,10 +198,12 @@ static int answer_add(struct builder *b, struct err *err)
 {
     struct dataset *ds = b->ds;
     if (!b->rows.n) return 1;
-    const int64_t n = add_text(b, &b->rows.samples[0], err);
+    int64_t n = add_text(b, &b->rows.samples[0], err), first = 0;
     if (n < 0) return -1;
     uint8_t *mask = ds->mask + ds->n_tokens;
-    int64_t first = 0;
+    const bool plain = b->opt->loss_on == LOSS_ALL; /* `check` compares passes: no objective reads the pairs */
+    if (plain) n = MT_MIN(n, b->opt->seq_len);
+    if (plain) memset(mask + 1, 1, (size_t)MT_MAX(n - 1, 0));
     while (first < n && !mask[first]) first++;
     if (n > b->opt->seq_len) ds->n_overlong++;
     if (first == n || n > b->opt->seq_len) return 1;
@@ -462,15 +464,14 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
                        "weight, loss)",
                        files, (long long)ds->n_rows, str_plural(ds->n_rows));
     if (ds->counts.n_tied == ds->n_rows - ds->n_bad)
-        return err_set(err, "%s: every row rates all of its answers alike, so none is better (%lld row%s)", files,
-                       (long long)ds->n_rows, str_plural(ds->n_rows));
-    const bool dropped = b->opt->overlong == OVERLONG_DROP || is_preference(b->opt->format);
+        return err_set(err, "%s: every row rates all of its answers alike, so none is better", files);
     return err_set(
         err,
         "%s: no document has a token with loss: %lld row%s, %lld of them longer than seq_len = %lld (%s), %lld without "
         "an answer: raise data.seq_len, or check data.loss_on",
         files, (long long)ds->n_rows, str_plural(ds->n_rows), (long long)ds->n_overlong, (long long)b->opt->seq_len,
-        dropped ? "dropped" : "truncated", (long long)ds->counts.n_unanswered);
+        b->opt->overlong == OVERLONG_DROP || is_preference(b->opt->format) ? "dropped" : "truncated",
+        (long long)ds->counts.n_unanswered);
 }
 
 static int add_bytes(struct builder *b, const char *path, struct err *err)

@@ -57,6 +57,8 @@ MUTATIONS = [
     ("train/run/run_evaluate.c", "return exp(-parts->of[i].mean);", "return exp(nll);", "preference:other_commands"),
     ("train/report/history.c", "? 1 - h->eval_right.v[i] :", "? h->eval_right.v[i] :", "compare"),
     ("train/objective/micro_batch.c", "add(out, b, a, b, a - 1);", "add(out, b, a, b, a);", "preference_parity"),
+    ("train/objective/run_objective.c", "if (own || c->data.answers)", "if (own)", "preference:commands*"),
+    ("train/answers/questions.c", "!(ds->pairs && d % 2) &&", "", "preference:commands*"),
     ("train/tools/pairs.c", "json_type(prompt) == JSON_ARRAY ? prompt :", "0 ? prompt :", "pairs"),
     ("train/tools/pairs.c", "if (score < j->low) {", "if (score > j->low) {", "pairs"),
     ("data/prefix.c", "if (s % group == 0)", "if (s == 0)", "prefix"),

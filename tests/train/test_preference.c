@@ -230,6 +230,27 @@ static void other_commands(void **state)
     assert_close(log(metric(config, "eval", 0, "perplexity")), -chosen, 1e-9);
 }
 
+/* Commands that read the rows for another purpose: the held-out documents are both answers, questions have the better
+ * one as their reference. */
+static void commands_without_an_objective(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"dpo", "kto"}, *const rows[] = {"\"rows\":6,", "\"rows\":4,"};
+    for (int i = 0; i < MT_LEN(kinds); i++) {
+        char kind[32];
+        snprintf(kind, sizeof(kind), "kind = %s", kinds[i]);
+        const char *config = config_of(kind, "");
+        trained(kinds[i], config, "train.steps=1", "");
+        const char *ini = process_output(config, "config.ini");
+        if (RUN("export", ini, "--to", "vllm")) fail_msg("%s", said.err);
+        if (RUN("check", ini, "--layers", "1")) fail_msg("%s", said.err);
+        if (RUN("eval", ini, "--generate", "--verifier", "exact", "--tokens", "2")) fail_msg("%s", said.err);
+        assert_says(said.out, rows[i]);
+        assert_int_equal(RUN("teach", ini), 1);
+        assert_says(said.err, i ? "`label`, a key of preference data" : "`rejected`, a key of preference data");
+    }
+}
+
 /* Steps of the demo's files. */
 static void the_demo_learns(void **state)
 {
@@ -284,6 +305,7 @@ int test_preference(void)
         cmocka_unit_test(best_by_accuracy),
         cmocka_unit_test(what_is_told),
         cmocka_unit_test(other_commands),
+        cmocka_unit_test(commands_without_an_objective),
         cmocka_unit_test(the_demo_learns),
         cmocka_unit_test(settings_are_refused),
     };

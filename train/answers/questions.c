@@ -83,16 +83,22 @@ static int add_document(struct questions *qs, const struct run *r, int64_t d, co
                    (long long)d, (long long)begin, (long long)row->q.params.max_tokens, (long long)r->arch.max_len);
 }
 
+/* Rejected answers of pairs, and bad ones of labelled rows, are no references. */
+static bool is_reference(const struct dataset *ds, int64_t d)
+{
+    return !(ds->pairs && d % 2) && !(ds->good && !ds->good[d]);
+}
+
 int questions_held_out(struct questions *qs, const struct run *r, const struct row_defaults *d, int64_t most,
                        struct err *err)
 {
-    const int64_t n = MT_MIN(r->eval.n_docs, most);
     if (r->eval.n_overlong)
         log_warn("%lld held-out documents are longer than data.seq_len: truncated references lack their ends",
                  (long long)r->eval.n_overlong);
-    for (int64_t i = 0; i < n; i++)
-        if (add_document(qs, r, i, d, err)) return -1;
-    return 0;
+    for (int64_t i = 0; i < r->eval.n_docs && qs->n < most; i++)
+        if (is_reference(&r->eval, i) && add_document(qs, r, i, d, err)) return -1;
+    return qs->n ? 0
+                 : err_set(err, "nothing to evaluate on: every held-out answer has a label that says that it is bad");
 }
 
 /* ---- rows ---- */

@@ -449,6 +449,7 @@ static int device_side(struct check *k, struct err *err)
     log_info("the batch: %d sequences; check truncates documents to %lld tokens and puts loss on every token", N_SEQ,
              (long long)k->cfg.data.seq_len);
     if (run_open_data(r, true, err)) return -1;
+    r->train.pairs = false; /* both answers of a pair are documents like others */
     if (run_open_model(r, NULL, PLAN_TRAIN, err)) return in_check(r, err);
     struct loader *l = loader_open(&r->train, &lo, (struct loader_pos){0, 0});
     loader_next(l, &k->batch, NULL);

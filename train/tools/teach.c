@@ -177,6 +177,7 @@ static int teach(struct teach *t, const struct teach_options *o, struct config *
     t->temperature = cfg->distill.temperature;
     const int64_t topk = cfg->distill.topk;
     config_without_teacher(cfg);
+    cfg->data.answers = 0; /* a teacher's rows have no worse answer */
     without_quantisation(cfg);
     if (!o->base && adapter_dir_of(adapter, o->adapter, cfg, "--base", err)) return -1;
     if (str_format(usual, sizeof(usual), err, "output.dir", "%s/%s.jsonl", cfg->output.dir,
