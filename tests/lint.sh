@@ -145,7 +145,7 @@ check_includes() {
         may["train/run"] = "train/(run|state|plan|objective|adapter|report|config)/.*|" below
         may["train/policy"] = "train/(policy|run|state|plan|objective|adapter|report|config)/.*|" below
         runs = "run|state|plan|objective|adapter|report|config"
-        may["train/session"] = "train/(session|policy|generate|" runs ")/.*|" below
+        may["train/session"] = "train/(session|policy|rollout|reward|models|generate|" runs ")/.*|" below
         may["train/synth"] = "train/(synth|launch)/.*|" below
         commands = "train/(cli|run|state|plan|objective|adapter|launch|report|config)/.*|" below
         may["train/reward"] = "train/(reward|config)/.*|" below

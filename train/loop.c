@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "train/objective/run_objective.h"
+#include "train/rollout/online_log.h"
 #include "train/session/policy_run.h"
 #include "train/session/saves.h"
 #include "train/session/session.h"
@@ -18,13 +19,60 @@
 
 /* ---- one optimizer step */
 
+static bool is_online(const struct training *t) { return config_is_online(t->run.cfg); }
+
+/* After an error of a reward or the sampler, which the user may correct: the state is saved. Returns -1. */
+static int save_before(struct training *t)
+{
+    struct err other;
+    metrics_end_line(&t->metrics);
+    if (t->state.step && saves_checkpoint(t, &other)) log_warn("%s", other.msg);
+    return -1;
+}
+
+/* The generation batch of the next step, and what the log says of a new one. */
+static int sample(struct training *t, struct err *err)
+{
+    struct online *o = &t->online;
+    const int64_t before = o->first;
+    struct online_proof proof;
+    if (!is_online(t)) return 0;
+    const int rc = online_batch(o, t->state.step, t->state.pos, stop_asked, err);
+    if (rc > 0) return LOOP_INTERRUPTED;
+    if (rc) return t->saved_step < t->state.step ? save_before(t) : -1;
+    if (o->first == before) return 0;
+    online_prove(o, &proof);
+    if (training_is_first(t)) online_log_batch(&t->metrics, o, &proof);
+    return 0;
+}
+
+/* The run ends where trainer and sampler disagree: it would learn from the probabilities of another model. */
+static int check_sampler(const struct training *t, struct err *err)
+{
+    const struct run *r = &t->run;
+    const struct generation_stats *g = &t->generation.stats;
+    const double given = r->cfg->rollout.max_logp_difference;
+    const double allowed = given > 0 ? given : r->dev.act_dtype == DT_BF16 || r->dev.round_bf16 ? 0.02 : 1e-4;
+    if (!g->corrected || g->difference[0] <= allowed) return 0;
+    return err_set(
+        err,
+        "step %lld: log-probabilities of trainer and sampler differ by %.3g nats on average, over the bound of "
+        "%.3g (rollout.max_logp_difference): this is a bug of moetrain, or a bound too low for this precision",
+        (long long)t->state.step + 1, g->difference[0], allowed);
+}
+
 /* Reads the micro-batches of the next step, and the position of the data after them. */
 static struct batch *take_batches(struct training *t, int64_t n, struct step_counts *counts, struct loader_pos *pos)
 {
     const bool shares = micro_batch_shares(&t->run.model) && !policy_is(t->run.cfg);
     struct batch *b = mem_array(n, sizeof(*b));
     *counts = (struct step_counts){0};
-    for (int64_t i = 0; i < n; i++) micro_batch_next(&b[i], t->loader, pos, shares, counts);
+    for (int64_t i = 0; i < n && !is_online(t); i++) micro_batch_next(&b[i], t->loader, pos, shares, counts);
+    for (int64_t i = 0; i < n && is_online(t); i++) {
+        online_micro_batch(&t->online, t->state.step, i, &b[i]);
+        step_counts_add(counts, &b[i]);
+    }
+    if (is_online(t)) *pos = online_ends(&t->online, t->state.step) ? t->online.after : t->state.pos;
     return b;
 }
 
@@ -41,6 +89,7 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, con
     for (int64_t i = ranks->rank; i < n; i += ranks->world) {
         struct model_pass pass = training_pass(t, i, counts);
         pass.baseline = baseline;
+        if (b[i].choices) pass.choices = CHOICES_GIVEN;
         if (ranks->world == 1 && stop_asked()) return false;
         run_micro_batch(r, &b[i], &pass);
         model_end(&r->model);
@@ -102,15 +151,18 @@ static int step(struct training *t, struct err *err)
     struct loader_pos pos;
     struct step_counts counts;
     char bad[64] = "";
-    const double start = clock_ms(), floor_ms = t->run.dev.floor_ms;
     begin_quantisation(t);
     comm_step(t->run.par.all, m.step);
+    const int sampled = sample(t, err);
+    if (sampled) return sampled;
+    const double start = clock_ms(), floor_ms = t->run.dev.floor_ms;
     profile_step_begin(&t->profile, &t->run.dev, m.step);
     struct batch *b = take_batches(t, cfg->train.grad_accum, &counts, &pos);
     m.labels = counts.labels;
     m.tokens = counts.tokens;
     m.lr = schedule_lr(&t->schedule, m.step);
     policy_run_begin(t, b, &counts);
+    if (is_online(t) && check_sampler(t, err)) return -1;
     const bool done = accumulate(t, b, cfg->train.grad_accum, &counts);
     const int rc = done ? update(t, b, &counts, &m, bad, err) : 0;
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
@@ -149,12 +201,31 @@ static double score_of(const struct config *cfg, const struct eval_metrics *e)
     return e->loss;
 }
 
+/* The mean reward of held-out prompts; best/ has the highest. */
+static int evaluate_rewards(struct training *t, struct err *err)
+{
+    struct train_state *s = &t->state;
+    struct online_eval e;
+    const int rc = online_evaluate(&t->online, s->step, stop_asked, &e, err);
+    if (rc) return rc > 0 ? LOOP_INTERRUPTED : -1;
+    const bool first = s->eval_from < 0, highest = 1 - e.stats.reward < s->best_loss, best = highest && s->step > 0;
+    if (training_is_first(t)) online_log_eval(&t->metrics, &t->online, &e, s->step, best, s->eval_hash);
+    s->eval_step = s->step;
+    if (first) s->eval_from = s->step;
+    s->n_worse = highest ? 0 : s->n_worse + 1;
+    if (!highest) return 0;
+    s->best_loss = 1 - e.stats.reward;
+    s->best_step = s->step;
+    return best ? saves_best(t, err) : 0;
+}
+
 /* Changes the state when all is done: an interrupted evaluation is made again when the run continues. */
 static int evaluate(struct training *t, struct err *err)
 {
     struct train_state *s = &t->state;
     struct eval_metrics e = {.step = s->step, .held_out = s->eval_hash};
     struct metrics *metrics = training_is_first(t) ? &t->metrics : NULL;
+    if (is_online(t) && t->run.eval.n_docs) return evaluate_rewards(t, err);
     if (t->run.eval.n_docs && !run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
     const double score = score_of(t->run.cfg, &e);
     const bool lowest = score < s->best_loss || (score == s->best_loss && e.loss < s->best_tie);

@@ -46,8 +46,9 @@ static void bed_open(struct bed *b, const char *dir, const char *sets, int64_t n
     config_defaults(&b->cfg);
     snprintf(b->cfg.model.path, sizeof(b->cfg.model.path), "%s", fixture("../../configs/tiny-gptoss"));
     snprintf(text, sizeof(text),
-             "train.device=cpu lora.r=4 data.seq_len=64 output.dir=%s data.train=%s rollout.num_generations=4 "
-             "rollout.max_completion_length=20 train.micro_batch=4 train.grad_accum=3 train.seed=5 %s",
+             "train.device=cpu objective.kind=grpo lora.r=4 data.seq_len=64 output.dir=%s data.train=%s "
+             "objective.num_generations=4 "
+             "objective.max_completion_length=20 train.micro_batch=4 train.grad_accum=3 train.seed=5 %s",
              dir, write_prompts(dir), sets);
     if (config_set(&b->cfg, "reward.various=repetition n=1", &err) ||
         config_set(&b->cfg, "reward.end=length max=20 cache=10", &err) ||
@@ -57,10 +58,10 @@ static void bed_open(struct bed *b, const char *dir, const char *sets, int64_t n
         for (char *c = set; (c = strchr(c, '$'));) *c = ' '; /* $: a blank */
         if (config_set(&b->cfg, set, &err)) fail_msg("%s", err.msg);
     }
-    if (run_open_headers(&b->run, &b->cfg, &err) || online_open_data(&b->o, &b->run, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(&b->run, &b->cfg, &err) || online_open(&b->o, &b->run, &err)) fail_msg("%s", err.msg);
     b->run.generation = (struct plan_generation){
         .n_seq = n_seq, .n_tok = 64, .chunk = 1, .routing = b->cfg.rollout.replay, .cache_tok = 1};
-    if (run_open_model(&b->run, NULL, PLAN_TRAIN, &err) || online_open(&b->o, &err)) fail_msg("%s", err.msg);
+    if (run_open_model(&b->run, NULL, PLAN_TRAIN, &err)) fail_msg("%s", err.msg);
 }
 
 static void bed_close(struct bed *b)
@@ -169,7 +170,7 @@ static void interrupted(void **state)
     assert_true(b.o.n_journal == 0 && b.o.sample_tok == all && rollouts_hash(&b.o.rows) == want);
     bed_close(&b);
     /* other settings do not take these samples */
-    bed_open(&b, again, "rollout.temperature=0.9", 6);
+    bed_open(&b, again, "objective.temperature=0.9", 6);
     assert_int_equal(batch(&b, 3, (struct loader_pos){0, 2}), 0);
     assert_int_equal(b.o.n_journal, 0);
     bed_close(&b);

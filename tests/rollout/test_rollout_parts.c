@@ -196,7 +196,7 @@ static void routing(void **state)
 /* ---- the journal ---- */
 
 enum { REWARDS = 2 };
-static const uint64_t key = 0xabc;
+static const char *const key = "0abc.1", *const other = "0abd.1";
 
 static void put(struct journal *j, int64_t group, int64_t sample, const char *more)
 {
@@ -207,7 +207,7 @@ static void put(struct journal *j, int64_t group, int64_t sample, const char *mo
     if (journal_add_line(j, line, (int64_t)strlen(line), &err)) fail_msg("%s", err.msg);
 }
 
-static void reopen(struct journal *j, const char *dir, int64_t step, int rank, uint64_t k)
+static void reopen(struct journal *j, const char *dir, int64_t step, int rank, const char *k)
 {
     struct err err;
     if (journal_open(j, dir, step, rank, k, REWARDS, &err)) fail_msg("%s", err.msg);
@@ -242,11 +242,18 @@ static void journal(void **state)
     assert_null(journal_find(&j, 40, 3));
     journal_close(&j);
     /* another batch or step has none of them */
-    reopen(&j, dir, 12, -1, key + 1);
+    reopen(&j, dir, 12, -1, other);
     assert_int_equal(j.n, 0);
     journal_close(&j);
     reopen(&j, dir, 13, -1, key);
     assert_int_equal(j.n, 0);
+    journal_close(&j);
+    reopen(&j, dir, 12, -1, "0abc.2"); /* other adapters */
+    assert_int_equal(j.n, 0);
+    journal_close(&j);
+    reopen(&j, dir, 12, -1, "0abc"); /* any adapters */
+    assert_int_equal(j.n, 6);
+    assert_string_equal(j.key, key);
     journal_close(&j);
     /* cut at every byte: whole lines remain, and the rest can be written again */
     snprintf(part, sizeof(part), "%s/step-000012.part-1", dir);

@@ -20,6 +20,7 @@ static const struct example {
 } examples[] = {
     {"gptoss_20b_qlora.ini", "gpt-oss-20b", "gpt-oss-tiny", "peft vllm gguf merged-bf16 merged-mxfp4"},
     {"gptoss_20b_dpo.ini", "gpt-oss-20b", NULL, NULL},
+    {"gptoss_20b_grpo.ini", "gpt-oss-20b", NULL, NULL},
     {"gptoss_20b_16gb.ini", "gpt-oss-20b", NULL, NULL},
     {"gptoss_20b_16gb_attention.ini", "gpt-oss-20b", NULL, NULL},
     {"gptoss_120b_qlora.ini", "gpt-oss-120b", NULL, NULL},
@@ -111,14 +112,14 @@ static void every_file_is_tried(void **state)
     if (file_list(fixture("../../configs"), &names, &n, &err)) fail_msg("%s", err.msg);
     for (int64_t i = 0; i < n; i++) {
         const size_t length = strlen(names[i]);
-        bool found = !strncmp(names[i], "demo", 4); /* test_system.c, test_preference.c */
+        bool found = !strncmp(names[i], "demo", 4); /* test_system.c, test_preference.c, test_online_runs.c */
         if (length < 4 || strcmp(names[i] + length - 4, ".ini")) continue;
         for (int k = 0; k < MT_LEN(examples); k++) found |= !strcmp(names[i], examples[k].ini);
         if (!found) fail_msg("%s has no row", names[i]);
         n_ini++;
     }
     file_list_free(names, n);
-    assert_int_equal(n_ini, MT_LEN(examples) + 2);
+    assert_int_equal(n_ini, MT_LEN(examples) + 3);
 }
 
 static void plans_of_published_models(void **state)
@@ -161,6 +162,8 @@ static const char *train(const struct example *e, const char *model)
     put_text(path_in(dir, "chat.jinja"), TEMPLATE);
     at += snprintf(at, MT_PATH, "model.path=%s data.train=%s/rows.jsonl data.eval_split=0 data.eval= data.seq_len=512",
                    model, dir);
+    if (has_line(e->ini, "kind = grpo"))
+        at += snprintf(at, MT_PATH, " objective.max_completion_length=8 data.chat_kwargs=");
     if (has_line(e->ini, "columns = user=")) at += snprintf(at, MT_PATH, " data.chat_template=%s/chat.jinja", dir);
     snprintf(
         at, 2 * MT_PATH,

@@ -179,8 +179,8 @@ struct config {
         char NAME[8192];     /* all rewards and weights (reward_keys.h) */
     } reward;
     struct {
-        int64_t num_generations, max_completion_length, top_k, steps_per_generation, num_iterations, dynamic_rounds;
-        double temperature, top_p, min_p, max_logp_difference;
+        int64_t top_k, dynamic_rounds;
+        double top_p, min_p, max_logp_difference;
         bool replay;
     } rollout;
     struct {
@@ -244,6 +244,8 @@ bool config_need_met(const struct config_need *need, const char *value);
 bool config_unused(const struct config *c, const char *name);
 /* optim.lr, or its default. */
 double config_lr(const struct config *c);
+/* Online RL: the run samples completions of the prompts in data.train. */
+bool config_is_online(const struct config *c);
 /* quant.weights or quant.activations is set. */
 bool config_quantises(const struct config *c);
 /* A warning that names the unused keys whose values are not the defaults. */

@@ -171,6 +171,12 @@ double config_lr(const struct config *c)
     return c->optim.lr < 0 ? (policy ? 1e-5 : 2e-4) : c->optim.lr;
 }
 
+bool config_is_online(const struct config *c)
+{
+    (void)c;
+    return c->objective.kind >= CFG_GRPO && c->data.format == DATA_AUTO;
+}
+
 bool config_quantises(const struct config *c)
 {
     return c->quant.weights != CFG_QUANT_NONE || c->quant.activations != CFG_QUANT_NONE;

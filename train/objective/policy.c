@@ -74,16 +74,40 @@ struct policy_settings policy_settings(const struct config *c)
 
 /* ---- checks ---- */
 
-static int check_format(const struct config *c, const char *name, struct err *err)
+static int check_recorded(const struct config *c, const char *name, struct err *err)
 {
     if (c->data.format != DATA_ROLLOUTS)
-        return err_set(err, "%s (objective.kind) trains on recorded completions: set data.format = rollouts", name);
+        return err_set(
+            err,
+            "%s (objective.kind) samples completions of prompts, or trains on recorded ones: leave data.format "
+            "out, or set it to rollouts",
+            name);
     if (c->data.eval[0] || c->data.eval_split > 0)
         return err_set(err,
-                       "%s (objective.kind) has no held-out loss: leave data.eval and data.eval_split out; `moetrain "
-                       "eval --generate` measures answers",
+                       "%s (objective.kind) on rollouts has no held-out loss: leave data.eval and data.eval_split out; "
+                       "`moetrain eval --generate` measures answers",
                        name);
     if (c->data.columns[0]) return err_set(err, "data.columns has no effect on rollouts: leave it out");
+    return 0;
+}
+
+/* Online: what would make training's probabilities others than the sampler's, or has no meaning. */
+static int check_online(const struct config *c, const char *name, struct err *err)
+{
+    const bool scaled = c->objective.scale_rewards != CFG_SCALE_BATCH;
+    if (c->objective.max_completion_length >= c->data.seq_len)
+        return err_set(
+            err,
+            "objective.max_completion_length = %lld leaves no room for a prompt in data.seq_len = %lld, which "
+            "both share: lower it, or raise data.seq_len",
+            (long long)c->objective.max_completion_length, (long long)c->data.seq_len);
+    if (c->lora.dropout > 0 || c->train.neftune_alpha > 0)
+        return err_set(err, "%s with %s: training's probabilities would not be the sampler's; set it to 0", name,
+                       c->lora.dropout > 0 ? "lora.dropout" : "train.neftune_alpha");
+    if (c->reward.combine == CFG_COMBINE_NORMALIZE && scaled)
+        return err_set(
+            err, "reward.combine = normalize_then_sum divides each reward by its deviation in the group already: set "
+                 "objective.scale_rewards = batch");
     return 0;
 }
 
@@ -151,8 +175,8 @@ static int check(const struct config *c, struct err *err)
 {
     const char *name = preference_row_of(c)->name;
     const struct policy_settings s = policy_settings(c);
-    return check_format(c, name, err) || check_values(c, name, err) || check_rows(c, &s, err) ||
-                   check_bounds(c, &s, err)
+    return (config_is_online(c) ? check_online(c, name, err) : check_recorded(c, name, err)) ||
+                   check_values(c, name, err) || check_rows(c, &s, err) || check_bounds(c, &s, err)
                ? -1
                : 0;
 }
@@ -191,9 +215,10 @@ static void describe(struct text_buf *text, const struct config *c)
     const double beta = s.loss.beta > 0 ? s.loss.beta : s.reward_kl;
     char line[160];
     snprintf(line, sizeof(line),
-             "%s on recorded completions, %lld to a prompt, ratios in [%g, %g], beta %g; the losses "
+             "%s on %s completions, %lld to a prompt, ratios in [%g, %g], beta %g; the losses "
              "are its own",
-             preference_row_of(c)->name, (long long)s.advantage.n_group, s.loss.low, s.loss.high, beta);
+             preference_row_of(c)->name, config_is_online(c) ? "sampled" : "recorded", (long long)s.advantage.n_group,
+             s.loss.low, s.loss.high, beta);
     text_put(text, line);
 }
 

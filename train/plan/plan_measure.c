@@ -144,6 +144,22 @@ void plan_request_room(struct plan_request *q)
                                  .host = least_of(par, host < INT64_MAX ? host / n_local : host)};
 }
 
+/* What a run samples at once between its steps, at most. */
+static void plan_online(struct plan_request *q)
+{
+    enum { MOST_SEQS = 256, PASS_TOK = 8192, CHUNK_TOK = 128 };
+    const struct config *c = q->cfg;
+    const int64_t rows = c->train.micro_batch * c->train.grad_accum * c->objective.steps_per_generation;
+    struct plan_generation *g = &q->generation;
+    q->generates = true;
+    q->replays = c->rollout.replay && choices_layers(q->a) > 0;
+    *g = (struct plan_generation){.n_seq = MT_MIN((rows + q->par->dp->world - 1) / q->par->dp->world, MOST_SEQS),
+                                  .routing = q->replays,
+                                  .cache_tok = 1};
+    g->n_tok = MT_MAX(MT_MIN(q->n_tok, PASS_TOK), g->n_seq);
+    g->chunk = q->seq_len - c->objective.max_completion_length > g->n_tok ? CHUNK_TOK : 1;
+}
+
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
                                     const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
                                     enum plan_use use)
@@ -163,6 +179,7 @@ struct plan_request plan_request_of(const struct device *dev, const struct paral
                              .n_tok = loader_max_tokens(&lo),
                              .seq_len = cfg->data.seq_len,
                              .machine = machine_of(dev, par->all)};
+    if (q.train && config_is_online(cfg)) plan_online(&q);
     plan_request_room(&q);
     return q;
 }
@@ -210,8 +227,12 @@ void plan_progress_end(void)
 static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised, int64_t *fwd)
 {
     struct model *m = &p->model;
-    const struct model_pass pass = {
-        .backward = backward, .loss_scale = 1, .aux_share = 1, .objective = true, .unquantised = !quantised};
+    const struct model_pass pass = {.backward = backward,
+                                    .loss_scale = 1,
+                                    .aux_share = 1,
+                                    .objective = true,
+                                    .unquantised = !quantised,
+                                    .choices = p->q->replays ? CHOICES_GIVEN : CHOICES_OWN};
     plan_progress(p->q);
     p->dev.work = arena_measure("work");
     p->dev.flops = p->dev.floor_ms = 0;

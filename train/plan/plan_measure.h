@@ -68,6 +68,7 @@ struct plan_request {
     const char *adapter_dir;
     bool train;                        /* false: forward only */
     bool generates;                    /* texts */
+    bool replays;                      /* training takes experts that the sampler chose */
     struct plan_generation generation; /* of one sequence, unless the caller of plan_request_of sets it */
     int64_t n_tok;
     int64_t seq_len;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "data/prefix.h"
+#include "data/rollout/rollout_choices.h"
 #include "train/objective/micro_batch.h"
 
 /* ---- what is needed ---- */
@@ -88,7 +89,8 @@ static void gather(struct comm *all, float *values, int64_t n)
 }
 
 /* The ranks divide the micro-batches of the generation, of which each has equally many (run_check_ranks). */
-static void score(struct run *r, const struct generation *g, const struct dataset *ds, struct generation_needs needs)
+static void score(struct run *r, const struct generation *g, const struct dataset *ds, const struct rollouts *rows,
+                  struct generation_needs needs)
 {
     struct comm *all = r->par.all;
     const int64_t size = r->cfg->train.micro_batch, n = g->n / size;
@@ -98,6 +100,7 @@ static void score(struct run *r, const struct generation *g, const struct datase
         for (int64_t k = 0; k < size; k++) docs[k] = g->first + i * size + k;
         batch_open(&b, ds, docs, size);
         micro_batch_share(&b, &r->model, r->cfg->objective.num_generations);
+        rollout_choices(&b, rows);
         score_batch(r, g, &b, needs);
         batch_free(&b);
     }
@@ -266,7 +269,7 @@ void generation_begin(struct generation *g, struct run *r, const struct dataset 
     open_rows(g, ds, first, n);
     if (needs.old) g->old_nll = copy_of(NULL, g->label_off[n]);
     if (needs.reference) g->reference_nll = copy_of(NULL, g->label_off[n]);
-    if (needs.old || needs.reference) score(r, g, ds, needs);
+    if (needs.old || needs.reference) score(r, g, ds, rows, needs);
     complete(g, r->cfg, ds, rows);
 }
 

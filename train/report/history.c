@@ -17,6 +17,7 @@ void history_free(struct history *h)
     for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
     history_experts_free(&h->experts);
     history_profile_free(&h->profile);
+    history_rollouts_free(&h->rollouts);
     for (int64_t i = 0; i < h->n_samples; i++) {
         mem_free(h->samples[i].prompt);
         mem_free(h->samples[i].expected);
@@ -104,7 +105,10 @@ static int add_event(struct history *h, struct json event, struct err *err)
         h->n_skipped += json_has(event, "skipped");
     }
     if (!strcmp(kind, "stop") && json_opt_i64(event, "evaluations", 0, INT64_MAX, &h->n_worse, NULL)) h->n_worse = 0;
-    if (!strcmp(kind, "eval")) {
+    if (!strcmp(kind, "rollouts")) history_rollouts_add(&h->rollouts, event, step);
+    if (!strcmp(kind, "eval") && history_rollouts_add_eval(&h->rollouts, event, step)) {
+        h->eval_ms += or_zero(number(event, "ms"));
+    } else if (!strcmp(kind, "eval")) {
         char held_out[sizeof(h->held_out)];
         copy_text(held_out, sizeof(held_out), event, "held_out");
         if (strcmp(held_out, h->held_out)) h->first_eval = h->eval_step.n;

@@ -32,6 +32,7 @@ struct history {
     int64_t n_skipped;
     struct history_experts experts;
     struct history_profile profile;
+    struct history_rollouts rollouts; /* of online RL, whose evaluations are here alone */
     struct history_start start;
     struct history_sample *samples; /* [n_samples], in file order */
     int64_t n_samples, cap_samples;

@@ -162,3 +162,47 @@ int history_profile_read(struct history_profile *p, struct json event, double st
     *p = now;
     return 0;
 }
+
+/* ---- online RL ---- */
+
+static double number(struct json j, const char *key)
+{
+    double v = NAN;
+    return json_opt_f64(j, key, &v, NULL) ? NAN : v;
+}
+
+void history_rollouts_add(struct history_rollouts *h, struct json event, double step)
+{
+    series_push(&h->step, step);
+    series_push(&h->reward, number(event, "reward"));
+    series_push(&h->flat, number(event, "frac_reward_zero_std"));
+    series_push(&h->length, number(event, "completions/mean_length"));
+    series_push(&h->cut, number(event, "completions/clipped_ratio"));
+    series_push(&h->tok_s, number(event, "sampling/tok_s"));
+    series_push(&h->difference, number(event, "sampling/own_logp_difference/mean"));
+}
+
+bool history_rollouts_add_eval(struct history_rollouts *h, struct json event, double step)
+{
+    if (!json_has(event, "eval_reward")) return false;
+    series_push(&h->eval_step, step);
+    series_push(&h->eval_reward, number(event, "eval_reward"));
+    series_push(&h->eval_length, number(event, "eval_completions/mean_length"));
+    return true;
+}
+
+int64_t history_rollouts_best(const struct history_rollouts *h)
+{
+    int64_t best = -1;
+    for (int64_t i = 0; i < h->eval_reward.n; i++)
+        if (isfinite(h->eval_reward.v[i]) && (best < 0 || h->eval_reward.v[i] > h->eval_reward.v[best])) best = i;
+    return best;
+}
+
+void history_rollouts_free(struct history_rollouts *h)
+{
+    struct series *all[] = {&h->step,  &h->reward,     &h->flat,      &h->length,      &h->cut,
+                            &h->tok_s, &h->difference, &h->eval_step, &h->eval_reward, &h->eval_length};
+    for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
+    *h = (struct history_rollouts){.step = {0}};
+}

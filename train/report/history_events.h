@@ -34,4 +34,16 @@ struct history_profile {
 int history_profile_read(struct history_profile *p, struct json event, double step, struct err *err) MT_CHECK;
 void history_profile_free(struct history_profile *p);
 
+/* Of online RL. NaN: not known. */
+struct history_rollouts {
+    struct series step, reward, flat, length, cut, tok_s, difference; /* of events `rollouts` */
+    struct series eval_step, eval_reward, eval_length;                /* of evaluations by reward */
+};
+void history_rollouts_add(struct history_rollouts *h, struct json event, double step);
+/* False: the evaluation has no reward. */
+bool history_rollouts_add_eval(struct history_rollouts *h, struct json event, double step);
+/* Index of the highest held-out reward; -1: none. */
+int64_t history_rollouts_best(const struct history_rollouts *h);
+void history_rollouts_free(struct history_rollouts *h);
+
 #endif

@@ -45,6 +45,13 @@ static void write_cards(FILE *out, const struct history *h)
         snprintf(note, sizeof(note), "%+.1f %%", 100 * (after / before - 1));
         card(out, "Held-out loss", value, note);
     }
+    const struct history_rollouts *r = &h->rollouts;
+    if (r->eval_reward.n > 0) {
+        const double before = r->eval_reward.v[0], after = r->eval_reward.v[r->eval_reward.n - 1];
+        snprintf(value, sizeof(value), "%.3f &rarr; %.3f", before, after);
+        snprintf(note, sizeof(note), "mean, temperature 0");
+        card(out, "Held-out reward", value, note);
+    }
     snprintf(value, sizeof(value), "%s tok/s",
              svg_number(a, h->train_ms > 0 ? round(h->tokens / h->train_ms * 1e3) : 0));
     card(out, "Throughput", value, "mean of all steps");
@@ -136,6 +143,55 @@ static void write_parts(FILE *out, const struct history *h)
     if (history_has_preferences(h)) write_beside(out, h, answers);
 }
 
+/* held_out: or NULL. */
+struct curve {
+    const char *title, *unit;
+    const struct series *y, *held_out;
+    bool from_zero;
+};
+
+static void write_curve(FILE *out, const struct history_rollouts *h, const struct curve *c)
+{
+    struct svg_plot plot = {"step", c->unit, 360, 250, .n_lines = 1, .from_zero = c->from_zero};
+    if (!isfinite(series_last(c->y))) return;
+    plot.lines[0] = (struct svg_line){"a thin", h->step.v, c->y->v, h->step.n, false};
+    if (c->held_out && c->held_out->n)
+        plot.lines[plot.n_lines++] = (struct svg_line){"b", h->eval_step.v, c->held_out->v, c->held_out->n, true};
+    fprintf(out, "<section><h2>%s</h2>\n", c->title);
+    svg_plot(out, &plot);
+    fputs("</section>\n", out);
+}
+
+static void write_curves(FILE *out, const struct history_rollouts *h, const struct curve *c, int n)
+{
+    fputs("<div class=\"three\">\n", out);
+    for (int i = 0; i < n; i++) write_curve(out, h, &c[i]);
+    fputs("</div>\n", out);
+}
+
+static void write_rollouts(FILE *out, const struct history_rollouts *h)
+{
+    const struct curve first[] = {{"Reward", "mean of the rows", &h->reward, &h->eval_reward, false},
+                                  {"Groups of equal rewards", "share", &h->flat, NULL, true},
+                                  {"Length", "tokens of a completion", &h->length, &h->eval_length, true}};
+    const struct curve second[] = {{"Cut", "share without an end token", &h->cut, NULL, true},
+                                   {"Sampling", "tokens per second", &h->tok_s, NULL, true},
+                                   {"Sampler to trainer", "nats, mean", &h->difference, NULL, true}};
+    if (!h->step.n) return;
+    fputs("<h2>Rollouts <small class=\"key ka\">train</small>", out);
+    if (h->eval_step.n) fputs("<small class=\"key kb\">held out</small>", out);
+    fputs("</h2>\n", out);
+    write_curves(out, h, first, 3);
+    write_curves(out, h, second, 3);
+    if (!h->eval_step.n) return;
+    fputs("<div class=\"table\"><table><tr><th>step<th>held-out reward<th>tokens<th></tr>\n", out);
+    const int64_t best = history_rollouts_best(h);
+    for (int64_t i = 0; i < h->eval_step.n; i++)
+        fprintf(out, "<tr%s><td>%.0f<td>%.4f<td>%.1f<td>%s</tr>\n", i == best ? " class=\"best\"" : "",
+                h->eval_step.v[i], h->eval_reward.v[i], h->eval_length.v[i], i == best ? "best" : "");
+    fputs("</table></div>\n", out);
+}
+
 static void write_evals(FILE *out, const struct history *h)
 {
     char text[32];
@@ -204,6 +260,7 @@ static void write_page(FILE *out, const struct history *h, const char *title, co
     write_facts(out, &h->start);
     write_cards(out, h);
     if (h->step.n || h->eval_loss.n) write_plots(out, h);
+    write_rollouts(out, &h->rollouts);
     write_parts(out, h);
     report_profile(out, &h->profile);
     report_experts(out, &h->experts);

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,6 +74,15 @@ static void take_values(struct journal *j, struct journal_entry *e, struct json 
     if (!good) mem_free(values);
 }
 
+/* Whether the line is of this batch. The first one of the same settings tells the adapters where they are not given. */
+static bool has_key(struct journal *j, const char *key)
+{
+    const size_t n = strlen(j->key);
+    if (!strchr(j->key, '.') && !strncmp(key, j->key, n) && key[n] == '.' && strlen(key) < sizeof(j->key))
+        snprintf(j->key, sizeof(j->key), "%s", key);
+    return !strcmp(key, j->key);
+}
+
 /* False: the line is damaged, or of another batch. */
 static bool take_line(struct journal *j, const char *line, int64_t size)
 {
@@ -84,7 +92,7 @@ static bool take_line(struct journal *j, const char *line, int64_t size)
     struct json_doc *doc = json_parse_row(line, size, ROLLOUT_LINE_VALUES, "a journal", &err);
     const struct json row = doc ? json_root(doc) : (struct json){.node = NULL};
     const bool mine =
-        doc && !json_get_str(row, "batch", &key, &err) && !strcmp(key, j->key) && rollout_line_id(row, &group, &sample);
+        doc && !json_get_str(row, "batch", &key, &err) && has_key(j, key) && rollout_line_id(row, &group, &sample);
     if (mine) {
         struct journal_entry *e = entry_of(j, group, sample);
         if (json_has(row, "values")) {
@@ -124,13 +132,13 @@ static int open_own(struct journal *j, int64_t keep, struct err *err)
     return err_set(err, "%s cannot be written: %s", j->path, strerror(errno));
 }
 
-int journal_open(struct journal *j, const char *dir, int64_t step, int rank, uint64_t key, int64_t n_reward,
+int journal_open(struct journal *j, const char *dir, int64_t step, int rank, const char *key, int64_t n_reward,
                  struct err *err)
 {
     char **names, path[MT_PATH];
     int64_t n, keep = 0, kept;
     *j = (struct journal){.fd = -1, .n_reward = n_reward};
-    snprintf(j->key, sizeof(j->key), "%016" PRIx64, key);
+    snprintf(j->key, sizeof(j->key), "%s", key);
     if (str_format(j->path, MT_PATH, err, "output.dir", "%s/step-%06lld.part-%d", dir, (long long)step, rank) ||
         file_make_dirs(dir, err) || file_list(dir, &names, &n, err))
         return -1;

@@ -12,17 +12,19 @@ struct journal_entry {
     int64_t size;
     double *values; /* [n_reward] NaN: null; NULL: not rewarded yet */
 };
+/* A hash of the settings that samples depend on, and after a point one of the adapters. */
+enum { JOURNAL_KEY = 34 };
 struct journal {
     struct journal_entry *of; /* [n] by group and sample */
     int64_t n, cap, n_reward;
     int fd; /* of this rank's file; -1: none */
-    char path[MT_PATH], key[24];
+    char path[MT_PATH], key[JOURNAL_KEY];
 };
 
-/* Reads the files DIR/step-NNNNNN.part-* of all ranks, as far as their lines have this key, a hash of what the samples
- * depend on, and opens that of `rank` to continue it; the file is cut after its last complete line. A rank that writes
- * none gives rank -1. The caller waits for all ranks before and after it. */
-int journal_open(struct journal *j, const char *dir, int64_t step, int rank, uint64_t key, int64_t n_reward,
+/* Reads the files DIR/step-NNNNNN.part-* of all ranks, as far as their lines have this key, and opens that of `rank` to
+ * continue it; the file is cut after its last complete line. A rank that writes none gives rank -1. Without a point in
+ * key, the adapters are those of the first line that has its settings. The caller waits for all ranks before it. */
+int journal_open(struct journal *j, const char *dir, int64_t step, int rank, const char *key, int64_t n_reward,
                  struct err *err) MT_CHECK;
 void journal_close(struct journal *j); /* j may be zeroed */
 

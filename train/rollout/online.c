@@ -8,6 +8,8 @@
 
 #include "data/file/file.h"
 #include "data/duplicates.h"
+#include "data/rollout/advantages.h"
+#include "data/rollout/rollout_documents.h"
 #include "train/rollout/rollout_lines.h"
 
 /* ---- data ---- */
@@ -26,14 +28,14 @@ static int load(struct prompt_rows *p, struct dataset *ds, const struct run *r, 
 {
     const struct config *cfg = r->cfg;
     const bool own = eval && strcmp(cfg->data.eval_columns, "same");
-    const int64_t most = cfg->data.seq_len - cfg->rollout.max_completion_length;
+    const int64_t most = cfg->data.seq_len - cfg->objective.max_completion_length;
     if (prompt_rows_load(p, r, files, own ? cfg->data.eval_columns : cfg->data.columns, most, err))
         return err_prefix(err, eval ? "data.eval" : "data.train");
     prompt_rows_documents(p, ds);
     return 0;
 }
 
-int online_open_data(struct online *o, struct run *r, struct err *err)
+int online_open(struct online *o, struct run *r, struct err *err)
 {
     const struct config *cfg = r->cfg;
     struct dataset_options opt;
@@ -56,17 +58,13 @@ int online_open_data(struct online *o, struct run *r, struct err *err)
     if (shared)
         log_warn("%lld held-out prompt%s also in the training data: the held-out reward will be optimistic",
                  (long long)shared, shared == 1 ? " is" : "s are");
+    o->rules = message_rules_of(r->chat);
+    o->rows.n_routing = choices_layers(&r->arch) * r->arch.top_k;
+    if (!(o->rewards = rewards_open(cfg, err))) return -1;
     return comm_agree(r->par.all, "set of prompts", r->train.hash, err) ||
                    comm_agree(r->par.all, "set of held-out prompts", r->eval.hash, err)
                ? -1
                : 0;
-}
-
-int online_open(struct online *o, struct err *err)
-{
-    o->rules = message_rules_of(o->run->chat);
-    o->rows.n_routing = choices_layers(&o->run->arch) * o->run->arch.top_k;
-    return (o->rewards = rewards_open(o->run->cfg, err)) ? 0 : -1;
 }
 
 void online_close(struct online *o)
@@ -75,8 +73,17 @@ void online_close(struct online *o)
     prompt_rows_free(&o->train);
     prompt_rows_free(&o->eval);
     rollouts_free(&o->rows);
+    dataset_free(&o->docs);
     mem_free(o->order);
     *o = (struct online){.first = -1};
+}
+
+int64_t online_steps(const struct online *o)
+{
+    const struct config *cfg = o->run->cfg;
+    const double prompts = cfg->train.epochs * (double)o->run->train.n_docs;
+    if (cfg->train.steps) return cfg->train.steps;
+    return MT_MAX((int64_t)ceil(prompts / (double)o->set.n_group - 1e-6), 1) * o->set.n_step;
 }
 
 /* ---- prompts in order ---- */
@@ -126,7 +133,8 @@ struct choice {
     int64_t cap;
 };
 
-static uint64_t key_of(const struct online *o, struct loader_pos pos)
+/* Within a batch the adapters have changed since its samples: the key is without them. */
+static void make_key(char text[JOURNAL_KEY], const struct online *o, struct loader_pos pos, bool within)
 {
     const struct config *cfg = o->run->cfg;
     const struct sample_params *p = &o->set.params;
@@ -135,9 +143,21 @@ static uint64_t key_of(const struct online *o, struct loader_pos pos)
                               (double)p->top_k};
     uint64_t key = rng_key((uint64_t)cfg->train.seed, "generation batch");
     key = rng_u64(rng_u64(key, o->run->train.hash), o->run->model.weights.fingerprint);
-    key = rng_u64(key, run_hash_adapters(o->run, &o->run->model.adapters));
     key = rng_bytes(key, numbers, sizeof(numbers));
-    return rng_bytes(key, cfg->reward.NAME, (int64_t)strlen(cfg->reward.NAME));
+    key = rng_bytes(key, cfg->reward.NAME, (int64_t)strlen(cfg->reward.NAME));
+    const uint64_t adapters = run_hash_adapters(o->run, &o->run->model.adapters);
+    snprintf(text, JOURNAL_KEY, "%016" PRIx64, key);
+    if (!within) snprintf(text, JOURNAL_KEY, "%016" PRIx64 ".%016" PRIx64, key, adapters);
+}
+
+/* A batch that the run continues within has all its samples in the journal. */
+static int check_within(const struct online *o, const struct journal *j, struct err *err)
+{
+    if (o->n_journal && o->sample_tok <= 0) return 0;
+    return err_set(err,
+                   "%s lacks samples of step %lld, whose batch this run continues within: they cannot be sampled again "
+                   "with the adapters of then; continue from another checkpoint (train.resume = DIRECTORY)",
+                   j->path, (long long)o->first + 1);
 }
 
 static void choose(struct choice *c, const struct online *o, const struct round *r)
@@ -165,7 +185,7 @@ static void fill(struct choice *c, const struct online *o)
     const int64_t lacks = o->set.n_group - c->n;
     if (lacks && !o->run->par.all->rank)
         log_warn("step %lld: %lld of %lld groups have equal rewards after %lld rounds of sampling: they give no "
-                 "gradient; easier or harder prompts, or a larger rollout.num_generations, would",
+                 "gradient; easier or harder prompts, or a larger objective.num_generations, would",
                  (long long)o->first + 1, (long long)lacks, (long long)o->set.n_group, (long long)o->set.rounds);
     for (int64_t i = 0; i < lacks; i++) c->of[c->n++] = c->flat[i];
 }
@@ -213,6 +233,12 @@ static int take_rows(struct online *o, const struct choice *c, struct err *err)
         memcpy(values + i * n_reward, s->values, (size_t)n_reward * sizeof(*values));
     }
     if (!rc) rollout_stats_of(&o->stats, &o->rows, o->set.n_sample, values, n_reward);
+    if (!rc && o->run->cfg->reward.combine == CFG_COMBINE_NORMALIZE) {
+        double *weights = mem_array(n_reward, sizeof(*weights));
+        for (int64_t k = 0; k < n_reward; k++) weights[k] = rewards_weight(o->rewards, k);
+        advantages_normalized_sum(o->rows.reward, values, weights, o->set.n_row, n_reward, o->set.n_sample);
+        mem_free(weights);
+    }
     mem_free(values);
     return rc;
 }
@@ -227,7 +253,7 @@ static int write_rows(const struct online *o, const struct choice *c, struct err
     for (int64_t i = 0; i < n_reward; i++) names[i] = rewards_name(o->rewards, i);
     for (int64_t i = 0; i < o->set.n_row; i++) {
         const struct round_sample *s = sample_at(o, c, i);
-        rollout_line_reward(&text, s->line, s->size, s->total, names, s->values, n_reward);
+        rollout_line_reward(&text, s->line, s->size, o->rows.reward[i], names, s->values, n_reward);
     }
     int rc = str_format(path, sizeof(path), err, "output.dir", "%s/step-%06lld.jsonl", o->dir, (long long)o->first + 1);
     if (!rc) rc = file_write_atomic(path, text.text, text.size, err);
@@ -235,15 +261,16 @@ static int write_rows(const struct online *o, const struct choice *c, struct err
     return rc;
 }
 
-static int make_batch(struct online *o, struct loader_pos pos, bool (*stop)(void), struct err *err)
+static int make_batch(struct online *o, struct loader_pos pos, bool within, bool (*stop)(void), struct err *err)
 {
     struct run *r = o->run;
     struct journal journal;
+    char key[JOURNAL_KEY];
     struct round *rounds = mem_array(o->set.rounds, sizeof(*rounds));
     struct choice c = {.of = mem_array(o->set.n_group, sizeof(*c.of))};
-    o->key = key_of(o, pos);
+    make_key(key, o, pos, within);
     comm_barrier(r->par.all);
-    int rc = journal_open(&journal, o->dir, o->first + 1, r->par.ep->rank ? -1 : r->par.all->rank, o->key,
+    int rc = journal_open(&journal, o->dir, o->first + 1, r->par.ep->rank ? -1 : r->par.all->rank, key,
                           rewards_count(o->rewards), err);
     const struct round_options opt = {.run = r,
                                       .rewards = o->rewards,
@@ -255,7 +282,12 @@ static int make_batch(struct online *o, struct loader_pos pos, bool (*stop)(void
                                       .key = journal.key,
                                       .stop = stop};
     if (!rc) rc = sample(o, rounds, &c, &opt, &pos, err);
+    if (!rc && within) rc = check_within(o, &journal, err);
     if (!rc) rc = take_rows(o, &c, err);
+    if (!rc) {
+        dataset_free(&o->docs);
+        rollout_documents(&o->docs, &o->rows, r->cfg->objective.mask_truncated);
+    }
     if (!rc && !r->par.all->rank && r->cfg->output.rollouts == CFG_ROLLOUTS_ALL) rc = write_rows(o, &c, err);
     journal_close(&journal);
     for (int64_t i = 0; i < o->set.rounds; i++) round_free(&rounds[i]);
@@ -273,7 +305,7 @@ int online_batch(struct online *o, int64_t step, struct loader_pos pos, bool (*s
     o->first = first;
     o->n_round = o->n_flat = o->n_journal = 0;
     o->sample_ms = o->reward_ms = o->sample_tok = 0;
-    const int rc = make_batch(o, pos, stop, err);
+    const int rc = make_batch(o, pos, step != first, stop, err);
     if (rc) o->first = -1;
     return rc;
 }

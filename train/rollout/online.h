@@ -22,22 +22,23 @@ struct online {
     /* the generation batch in use */
     int64_t first;           /* its first optimizer step, from 0; -1: none yet */
     struct rollouts rows;    /* [n_row] in the order of the prompts */
+    struct dataset docs;     /* the same as documents: prompt and completion, whose tokens are labels */
     struct loader_pos after; /* the next prompt */
-    uint64_t key;            /* hash of what its samples depend on */
     struct rollout_stats stats;
     int64_t n_round, n_flat;                 /* rounds; groups that were replaced */
     int64_t n_journal;                       /* samples that were read back */
     double sample_ms, reward_ms, sample_tok; /* tok: of all ranks, without those read back */
 };
 
-/* Reads prompts into o and, as documents, into the data sets of r, in place of run_open_data. */
-int online_open_data(struct online *o, struct run *r, struct err *err) MT_CHECK;
-/* After the model: starts the rewards. */
-int online_open(struct online *o, struct err *err) MT_CHECK;
+/* Reads prompts into o and, as documents, into the data sets of r, in place of run_open_data; starts the rewards. */
+int online_open(struct online *o, struct run *r, struct err *err) MT_CHECK;
 void online_close(struct online *o); /* o may be zeroed */
 
+/* Optimizer steps of the run, by train.steps or train.epochs. */
+int64_t online_steps(const struct online *o);
+
 /* The generation batch of optimizer step `step`, from 0, whose first prompt is at pos. Nothing to do where it is in
- * use. 1: stop() was true on a rank. */
+ * use. 1: stop() was true on a rank. A step within a batch, after a continuation, has the rows of the journal alone. */
 int online_batch(struct online *o, int64_t step, struct loader_pos pos, bool (*stop)(void), struct err *err) MT_CHECK;
 /* Whether the step is the last one of its generation batch: the next one begins at o->after. */
 bool online_ends(const struct online *o, int64_t step);

@@ -95,6 +95,9 @@ int run_open_data(struct run *r, bool train, struct err *err)
     const struct config *cfg = r->cfg;
     char cache[MT_PATH];
     struct dataset_options opt;
+    if (config_is_online(cfg))
+        return err_set(err, "data.train has prompts, which only training samples answers to: use `moetrain eval "
+                            "--generate --input FILE`, or set data.format = rollouts for recorded rows");
     if (run_open_tokenizer(r, &opt, cache, err)) return -1;
     const struct dataset_options eval_opt = eval_options(cfg, &opt);
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;

@@ -12,12 +12,13 @@
 struct loader_options run_loader_options(const struct config *cfg, bool train)
 {
     const bool policy = policy_is(cfg);
+    const bool online = config_is_online(cfg); /* its positions count prompts */
     return (struct loader_options){.seq_len = cfg->data.seq_len,
-                                   .micro_batch = cfg->train.micro_batch,
-                                   .packing = cfg->data.packing && !run_objective(cfg)->format,
+                                   .micro_batch = online ? 1 : cfg->train.micro_batch,
+                                   .packing = cfg->data.packing && !run_objective(cfg)->format && !online,
                                    .pairs = run_objective(cfg)->format == DATA_PREFERENCE,
-                                   .shuffle = train && cfg->data.shuffle && !policy,
-                                   .generation = policy ? policy_generation_rows(cfg) : 0,
+                                   .shuffle = train && cfg->data.shuffle && (!policy || online),
+                                   .generation = policy && !online ? policy_generation_rows(cfg) : 0,
                                    .n_iteration = cfg->objective.num_iterations,
                                    .seed = (uint64_t)cfg->train.seed};
 }

@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "data/rollout/rollout_choices.h"
+
 /* The generation of the next step, and its step there; 0: it begins. */
 struct place {
     int64_t first, n, step;
@@ -13,14 +15,26 @@ static struct place place_of(const struct training *t)
 {
     const struct config *c = t->run.cfg;
     const int64_t n = policy_generation_rows(c), step = t->state.pos.index / c->train.grad_accum;
+    if (config_is_online(c)) return (struct place){.n = n, .step = t->state.step % t->online.set.n_step};
     const int64_t steps = c->objective.steps_per_generation * c->objective.num_iterations;
     return (struct place){.first = step / steps * n, .n = n, .step = step % steps};
+}
+
+/* The rows of the next step's generation, and their documents. */
+static const struct rollouts *rows_of(const struct training *t)
+{
+    return config_is_online(t->run.cfg) ? &t->online.rows : &t->run.rollouts;
+}
+
+static const struct dataset *documents_of(const struct training *t)
+{
+    return config_is_online(t->run.cfg) ? &t->online.docs : &t->run.train;
 }
 
 /* Tokens of prompts, and of completions by the model, in all generations up to this one. */
 static double tokens_so_far(const struct training *t, const struct place *p)
 {
-    const struct rollouts *r = &t->run.rollouts;
+    const struct rollouts *r = rows_of(t);
     double before = 0, all = 0;
     for (int64_t i = 0; i < r->n; i++) {
         const struct rollout row = rollouts_row(r, i);
@@ -29,21 +43,25 @@ static double tokens_so_far(const struct training *t, const struct place *p)
         all += n;
         if (i < p->first + p->n) before += n;
     }
-    return (double)t->state.pos.epoch * all + before;
+    return config_is_online(t->run.cfg) ? (double)t->state.tokens + all : (double)t->state.pos.epoch * all + before;
 }
 
 int policy_run_open(struct training *t, struct err *err)
 {
     const struct run *r = &t->run;
+    const bool online = config_is_online(r->cfg);
     float *old_nll, *reference_nll;
     if (!policy_is(r->cfg) || !t->from.found) return 0;
     const struct place p = place_of(t);
-    if (!p.step || p.first + p.n > r->train.n_docs) return 0;
-    const int64_t n_label = generation_labels(&r->train, p.first, p.n);
-    const struct generation_needs needs = generation_needs(r->cfg, &r->rollouts);
+    if (!p.step || (!online && p.first + p.n > r->train.n_docs)) return 0;
+    if (online && online_batch(&t->online, t->state.step, t->state.pos, NULL, err)) return -1;
+    const struct rollouts *rows = rows_of(t);
+    const struct dataset *ds = documents_of(t);
+    const int64_t n_label = generation_labels(ds, p.first, p.n);
+    const struct generation_needs needs = generation_needs(r->cfg, rows);
     if (checkpoint_generation_load(t->from.path, n_label, &old_nll, &reference_nll, err)) return -1;
     const bool lacks = n_label && ((needs.old && !old_nll) || (needs.reference && !reference_nll));
-    if (!lacks) generation_continue(&t->generation, r, &r->train, &r->rollouts, p.first, p.n, old_nll, reference_nll);
+    if (!lacks) generation_continue(&t->generation, r, ds, rows, p.first, p.n, old_nll, reference_nll);
     mem_free(old_nll);
     mem_free(reference_nll);
     t->generation.stats.n_token = tokens_so_far(t, &p);
@@ -77,11 +95,12 @@ void policy_run_begin(struct training *t, struct batch *b, const struct step_cou
     if (!policy_is(r->cfg)) return;
     const struct place p = place_of(t);
     if (!p.step || g->first != p.first || !g->n) {
-        generation_begin(g, r, &r->train, &r->rollouts, p.first, p.n);
+        generation_begin(g, r, documents_of(t), rows_of(t), p.first, p.n);
         g->stats.n_token = tokens_so_far(t, &p);
     }
     for (int64_t i = 0; i < r->cfg->train.grad_accum; i++) {
         micro_batch_share(&b[i], &r->model, r->cfg->objective.num_generations);
+        if (config_is_online(r->cfg)) rollout_choices(&b[i], rows_of(t));
         generation_attach(g, r->cfg, counts, &b[i]);
     }
     find_entropy(t, b, counts);

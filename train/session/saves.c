@@ -142,6 +142,7 @@ int saves_checkpoint(struct training *t, struct err *err)
                              card, &generation, cfg->output.keep, err);
     mem_free(card);
     if (!rc) t->saved_step = t->state.step, t->saved_best = t->state.best_step;
+    if (!rc && config_is_online(cfg)) online_saved(&t->online, t->state.step);
     if (!rc) rc = saves_report(t, err);
     comm_busy(t->run.par.all, NULL);
     return rc;
@@ -189,5 +190,8 @@ void saves_tell_end(const struct training *t)
 {
     if (!training_is_first(t)) return;
     if (t->state.step < t->schedule.total_steps && training_out_of_patience(t, &t->state)) tell_of_patience(t);
-    best_print(t->run.cfg->output.dir, &t->state, t->run.cfg->eval.best == CFG_BEST_ACCURACY);
+    best_print(t->run.cfg->output.dir, &t->state,
+               config_is_online(t->run.cfg)                 ? "held-out reward"
+               : t->run.cfg->eval.best == CFG_BEST_ACCURACY ? "held-out accuracy"
+                                                            : NULL);
 }

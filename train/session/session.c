@@ -68,7 +68,12 @@ static void close_checkpoint(struct training *t) { resume_free(&t->from); }
 
 /* ---- data and schedule */
 
-static int open_data(struct training *t, struct err *err) { return run_open_data(&t->run, true, err); }
+static int open_data(struct training *t, struct err *err)
+{
+    return config_is_online(t->run.cfg) ? online_open(&t->online, &t->run, err) : run_open_data(&t->run, true, err);
+}
+
+static void close_data(struct training *t) { online_close(&t->online); }
 
 /* Hash of the held-out rows, of the number of micro-batches and of eval.best, which best_loss belongs to. */
 static uint64_t eval_hash(const struct training *t)
@@ -95,7 +100,8 @@ static int open_schedule(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     const struct loader_options lo = run_loader_options(cfg, true);
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
-    t->schedule = resume_schedule(cfg, epochs_steps(cfg, counting, training_is_first(t)));
+    t->schedule = resume_schedule(cfg, config_is_online(cfg) ? online_steps(&t->online)
+                                                             : epochs_steps(cfg, counting, training_is_first(t)));
     if (check_steps(cfg, t->schedule.total_steps, err)) {
         loader_close(counting);
         return -1;
@@ -213,7 +219,7 @@ static const struct stage {
     {.open = join},
     {.open = take_output, .undo = undo_output, .close = close_output},
     {.open = find_checkpoint, .close = close_checkpoint},
-    {.open = open_data},
+    {.open = open_data, .close = close_data},
     {.open = open_schedule},
     {.open = earlier_check_headers},
     {.open = open_prompts, .close = close_prompts},

@@ -8,6 +8,7 @@
 #include "train/report/metrics.h"
 #include "train/policy/generation.h"
 #include "train/report/profile.h"
+#include "train/rollout/online_eval.h"
 #include "train/run/run.h"
 #include "train/state/lock.h"
 #include "train/state/resume.h"
@@ -33,6 +34,7 @@ struct training {
         double from, share; /* entropy_from, entropy_share of the step's passes */
     } entropy;
     struct eval_prompts samples;
+    struct online online; /* of online RL */
     struct resume from;
     int64_t saved_step, saved_best; /* step and best_step of the newest checkpoint; saved_step -1: none */
     struct config settings;         /* run.cfg of a run without a step to make */

@@ -20,7 +20,7 @@
 #define HALF ".archiving"
 
 static const char *const outputs[] = {"adapter",    "best",       "checkpoints", "metrics.jsonl", "report.html",
-                                      "config.ini", "trace.json", "profile.txt", "tensorboard"};
+                                      "config.ini", "trace.json", "profile.txt", "tensorboard",   "rollouts"};
 
 /* Prefixes of outputs whose number varies: exports, and profiles of ranks other than 0. */
 static const char *const families[] = {"export-", "trace-rank", "profile-rank"};

@@ -112,14 +112,14 @@ int best_restore(const struct best_found *b, const char *dir, const struct train
     return b->kept[0] && (move(here, best, err) || file_sync_dir(dir, err)) ? -1 : 0;
 }
 
-void best_print(const char *dir, const struct train_state *s, bool accuracy)
+void best_print(const char *dir, const struct train_state *s, const char *highest)
 {
     char best[MT_PATH];
     if (s->eval_step <= 0 || s->eval_from < 0 || file_in(best, dir, BEST, NULL)) return;
     const bool there = file_is_dir(best);
-    const char *score = accuracy ? "held-out accuracy" : "held-out loss", *better = accuracy ? "higher" : "lower",
-               *most = accuracy ? "highest" : "lowest";
-    const double value = accuracy ? 1 - s->best_loss : s->best_loss;
+    const char *score = highest ? highest : "held-out loss", *better = highest ? "higher" : "lower",
+               *most = highest ? "highest" : "lowest";
+    const double value = highest ? 1 - s->best_loss : s->best_loss;
     if (!isfinite(s->best_loss))
         log_info("no evaluation had a finite %s: %s is not written", score, best);
     else if (s->best_step && !there)

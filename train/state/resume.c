@@ -298,15 +298,18 @@ static int check_losses(const struct resume *r, struct err *err)
     return 0;
 }
 
-/* In the first epoch the step determines the position; later epochs differ in length, so only bounds are known. */
+/* In the first epoch the step determines the position; later epochs differ in length, so only bounds are known. Of
+ * online RL the position counts prompts, of which a step may sample more. */
 static int check_place(const struct resume *r, const struct resume_run *run, int64_t n_batch, struct err *err)
 {
     const struct loader_pos *pos = &r->state.pos;
-    const struct bound epoch[] = {{"pos.epoch", pos->epoch, 0, n_batch}};
+    const bool online = config_is_online(run->cfg);
+    const struct bound epoch[] = {{"pos.epoch", pos->epoch, 0, online ? INT64_C(1) << 40 : n_batch}};
     if (check_bounds(r, epoch, MT_LEN(epoch), err)) return -1;
     const int64_t last = loader_epoch_batches(run->loader, pos->epoch) - 1;
-    const struct bound index[] = {{"pos.index", pos->index, pos->epoch ? 0 : n_batch, pos->epoch ? last : n_batch},
-                                  {"pos.index", pos->index, 0, last}};
+    const struct bound index[] = {
+        {"pos.index", pos->index, pos->epoch || online ? 0 : n_batch, pos->epoch || online ? last : n_batch},
+        {"pos.index", pos->index, 0, last}};
     return check_bounds(r, index, MT_LEN(index), err);
 }
 

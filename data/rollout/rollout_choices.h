@@ -1,0 +1,13 @@
+/* rollout_choices.h - the sampler's experts for the rows of a micro-batch. */
+#ifndef MT_ROLLOUT_CHOICES_H
+#define MT_ROLLOUT_CHOICES_H
+
+#include "data/loader.h"
+#include "data/rollout/rollouts.h"
+
+/* Sets b->choices, also where prompts are shared (prefix.h). The sequences of b are documents answer_doc, which are the
+ * rows of that number (rollout_documents). The last token of a row, which the sampler did not read, takes the experts
+ * of the one before: nothing depends on it. Nothing to do where the rows have no routing; all have, or none. */
+void rollout_choices(struct batch *b, const struct rollouts *rows);
+
+#endif

@@ -1,0 +1,173 @@
+/* test_online_runs.c - whole runs of online RL: the same bytes after any number of kills and for any number of ranks;
+ * what the log says; offline steps from the recorded rows; refused settings. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file/file.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
+#include "tests/process.h"
+
+enum { TEXT = 1 << 18 };
+
+static char path[MT_PATH]; /* of the prompts */
+
+static const char *config_of(const char *more)
+{
+    struct text_buf rows = {0};
+    struct err err;
+    char text[4096], row[128];
+    snprintf(path, sizeof(path), "%s/prompts.jsonl", scratch_dir());
+    for (int i = 0; i < 10; i++) {
+        snprintf(row, sizeof(row), "{\"prompt\": \"The %d cats and\", \"answer\": \"%d\"}\n", i, 3 * i);
+        text_put(&rows, row);
+    }
+    if (file_write_atomic(path, rows.text, rows.size, &err)) fail_msg("%s", err.msg);
+    text_free(&rows);
+    snprintf(
+        text, sizeof(text),
+        "keep = 0\n[objective]\nkind = grpo\nnum_generations = 4\nmax_completion_length = 12\n[optim]\nlr = 0.02\n"
+        "schedule = constant\n[eval]\nevery = 2\nmax_batches = 2\n[reward]\nvarious = repetition n=1\nshort = length "
+        "max=12 cache=8\n%s",
+        more);
+    return process_config(text); /* its data are documents: SETS names the prompts */
+}
+
+#define SETS(config, ...)                                                                                              \
+    config, "--set", prompts("data.train"), "--set", prompts("data.eval"), "--set", "train.steps=4", "--set",          \
+        "train.micro_batch=2", "--set", "train.grad_accum=4", ##__VA_ARGS__
+
+static const char *prompts(const char *key)
+{
+    static char sets[4][MT_PATH];
+    static int next;
+    char *s = sets[next++ % 4];
+    snprintf(s, MT_PATH, "%s=%s", key, path);
+    return s;
+}
+
+static void assert_same_run(const char *a, const char *b, int steps)
+{
+    char name[64];
+    assert_same_output(a, b, ADAPTER);
+    for (int i = 1; i <= steps; i++) {
+        snprintf(name, sizeof(name), "rollouts/step-%06d.jsonl", i);
+        assert_same_output(a, b, name);
+    }
+}
+
+/* Kills a run every few milliseconds, and continues it. */
+static void run_in_pieces(const char *const *words, long ms)
+{
+    for (int i = 0; i < 60; i++) {
+        const char *dir = scratch_dir();
+        const pid_t pid = process_start(dir, words);
+        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+        kill(pid, SIGKILL);
+        const int rc = process_finish(dir, pid);
+        ms += ms / 8;
+        if (!rc) return;
+        assert_int_equal(rc, 1000 + SIGKILL);
+    }
+    fail_msg("the run makes no progress: %s", said.err);
+}
+
+static void kills_and_ranks(void **state)
+{
+    (void)state;
+    const double start = clock_ms();
+    const char *one = config_of("");
+    if (RUN(SETS(one, "--set", "output.save_every=3"))) fail_msg("%s", said.err);
+    assert_says(said.out, "rollouts of step 4: reward ");
+    assert_says(said.out, "eval at step 4: reward ");
+    const long ms = (long)(clock_ms() - start);
+    const char *killed = config_of("");
+    const char *const words[] = {SETS(killed, "--set", "output.save_every=3"), NULL};
+    run_in_pieces(words, MT_MAX(60, ms / 5));
+    assert_same_run(one, killed, 4);
+    const char *four = config_of("[parallel]\ncpu_ranks = 4\n");
+    if (RUN(SETS(four))) fail_msg("%s", said.err);
+    assert_same_run(one, four, 4);
+}
+
+/* The number of event `event` at `step`. */
+static double number_of(const char *config, const char *event, int step, const char *key)
+{
+    static char text[TEXT];
+    char want[64];
+    double value = -1e9;
+    struct err err;
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    snprintf(want, sizeof(want), "{\"event\":\"%s\",\"step\":%d,", event, step);
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (strncmp(line, want, strlen(want)) != 0) continue;
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "metrics", &err);
+        assert_non_null(doc);
+        if (json_get_f64(json_root(doc), key, &value, &err)) fail_msg("%s", err.msg);
+        json_free(doc);
+    }
+    if (value < -1e8) fail_msg("no event %s of step %d", event, step);
+    return value;
+}
+
+/* Sampler and trainer agree; several steps of a batch, each row in several of them. */
+static void log_and_iterations(void **state)
+{
+    (void)state;
+    const char *run = config_of("");
+    if (RUN(SETS(run, "--set", "objective.steps_per_generation=2", "--set", "objective.num_iterations=2", "--set",
+                 "output.save_every=1")))
+        fail_msg("%s", said.err);
+    assert_true(number_of(run, "rollouts", 1, "rows") == 16);
+    assert_true(number_of(run, "rollouts", 1, "sampling/own_logp_difference/mean") < 1e-4);
+    assert_true(number_of(run, "rollouts", 1, "completions/mean_length") <= 12);
+    assert_int_not_equal(access(process_output(run, "rollouts/step-000002.jsonl"), F_OK), 0);
+    /* continued inside the batch */
+    const char *part = config_of("");
+    if (RUN(SETS(part, "--set", "objective.steps_per_generation=2", "--set", "objective.num_iterations=2", "--set",
+                 "output.save_every=1", "--set", "train.steps=3")))
+        fail_msg("%s", said.err);
+    if (RUN(SETS(part, "--set", "objective.steps_per_generation=2", "--set", "objective.num_iterations=2", "--set",
+                 "output.save_every=1")))
+        fail_msg("%s", said.err);
+    assert_same_output(run, part, ADAPTER);
+}
+
+/* A step over the recorded rows of a batch is the online step. */
+static void offline(void **state)
+{
+    (void)state;
+    char rows[MT_PATH];
+    const char *online = config_of(""), *recorded = config_of("");
+    if (RUN(SETS(online, "--set", "train.steps=1"))) fail_msg("%s", said.err);
+    snprintf(rows, sizeof(rows), "data.train=%s", process_output(online, "rollouts/step-000001.jsonl"));
+    if (RUN(SETS(recorded, "--set", "train.steps=1", "--set", "data.format=rollouts", "--set", rows, "--set",
+                 "data.eval=", "--set", "eval.every=0")))
+        fail_msg("%s", said.err);
+    assert_true(adapter_error(online, recorded) < 1e-4);
+}
+
+static void refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sets, *words;
+    } rows[] = {{"objective.num_generations=3", "whole groups"},
+                {"reward.NAME=", "[reward]"},
+                {"objective.max_completion_length=64", "data.seq_len"},
+                {"lora.dropout=0.1", "lora.dropout"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        assert_int_not_equal(RUN(SETS(config_of(""), "--set", rows[i].sets)), 0);
+        assert_says(said.err, rows[i].words);
+    }
+}
+
+int test_online_runs(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks), cmocka_unit_test(log_and_iterations),
+                                       cmocka_unit_test(offline), cmocka_unit_test(refused)};
+    return cmocka_run_group_tests_name("online_runs", tests, NULL, NULL);
+}

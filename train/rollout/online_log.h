@@ -1,0 +1,15 @@
+/* online_log.h - lines and events of online RL: a batch, an evaluation. */
+#ifndef MT_ONLINE_LOG_H
+#define MT_ONLINE_LOG_H
+
+#include "train/report/metrics.h"
+#include "train/rollout/online_batches.h"
+#include "train/rollout/online_eval.h"
+
+/* The event `rollouts` and a line. */
+void online_log_batch(struct metrics *m, const struct online *o, const struct online_proof *p);
+/* The event `eval` and a line. best: the reward is the highest so far. */
+void online_log_eval(struct metrics *m, const struct online *o, const struct online_eval *e, int64_t step, bool best,
+                     uint64_t held_out);
+
+#endif
