@@ -223,10 +223,8 @@ static int other_loss(const struct compared *runs, int n)
 }
 
 #define OTHER_LOSS                                                                                                     \
-    "[distill] or [objective] differs: these losses do not compare; `moetrain eval RUN/config.ini --set "              \
-    "distill.teacher=none` "                                                                                           \
-    "prints "                                                                                                          \
-    "the cross-entropy"
+    "[distill] or [objective] differs: these losses do not compare; after a distillation `moetrain eval "              \
+    "RUN/config.ini --set distill.teacher=none` prints the cross-entropy"
 
 /* ---- the page ---- */
 
