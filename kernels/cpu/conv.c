@@ -1,4 +1,5 @@
-/* conv.c - short causal convolution of every column, then SiLU. A thread computes a few columns of one sequence. */
+/* conv.c - short causal convolution of every column, then SiLU; LFM2's, between two gates. A thread computes a few
+ * columns of one sequence. */
 #include "kernels/cpu/seqs.h"
 
 enum { COLS = 64 };
@@ -125,6 +126,153 @@ void CPU(conv_decode)(struct device *dev, struct tensor y, struct tensor x, stru
             b.before = state_before(tail, s);
             block_fwd(&b, y, x);
             if (state_after(tail, s)) keep_tail(&b, x, state_after(tail, s));
+        }
+    }
+}
+
+/* ---- the gated short convolution: a thread computes a few columns of one sequence ---- */
+
+/* Columns first .. first+n-1 of one sequence; before: the n_tap - 1 rows of v before it, n_col apart; NULL: 0. */
+struct gated {
+    int64_t row, len, first, n, n_tap, n_col;
+    const real *before;
+    struct tensor bcx, w, bias;
+};
+
+/* Row t of v = B * x, from -(n_tap - 1) on; false: it is 0. */
+static bool gated_row(const struct gated *g, int64_t t, real v[COLS])
+{
+    if (t < 0 && !g->before) return false;
+    const real *b = t < 0 ? g->before + (g->n_tap - 1 + t) * g->n_col : real_row(g->bcx, g->row + t);
+    for (int64_t c = 0; c < g->n; c++) {
+        v[c] = b[g->first + c];
+        if (t >= 0) v[c] *= b[2 * g->n_col + g->first + c];
+    }
+    return true;
+}
+
+static real tap(const struct gated *g, int64_t c, int64_t j)
+{
+    return (real)((const float *)g->w.data)[(g->first + c) * g->w.ld + j];
+}
+
+static void gated_convolve(const struct gated *g, int64_t t, real u[COLS])
+{
+    real v[COLS];
+    for (int64_t c = 0; c < g->n; c++) u[c] = g->bias.ndim ? (real)((const float *)g->bias.data)[g->first + c] : 0;
+    for (int64_t j = 0; j < g->n_tap; j++) {
+        if (!gated_row(g, t - (g->n_tap - 1) + j, v)) continue;
+        for (int64_t c = 0; c < g->n; c++) u[c] += tap(g, c, j) * v[c];
+    }
+}
+
+static void gated_fwd(const struct gated *g, struct tensor y)
+{
+    real u[COLS];
+    for (int64_t t = 0; t < g->len; t++) {
+        const real *gate = real_row(g->bcx, g->row + t) + g->n_col + g->first;
+        real *out = real_row(y, g->row + t) + g->first;
+        gated_convolve(g, t, u);
+        for (int64_t c = 0; c < g->n; c++) out[c] = gate[c] * u[c];
+    }
+}
+
+/* dv is added up in the columns of dx: row t is complete when the rows that read it are done. */
+static void gated_bwd(const struct gated *g, struct tensor dbcx, struct tensor dy)
+{
+    real u[COLS];
+    for (int64_t t = 0; t < g->len; t++) {
+        const real *gate = real_row(g->bcx, g->row + t) + g->n_col + g->first, *d = real_row(dy, g->row + t) + g->first;
+        real *own = real_row(dbcx, g->row + t) + g->first;
+        gated_convolve(g, t, u);
+        for (int64_t c = 0; c < g->n; c++) {
+            own[g->n_col + c] = d[c] * u[c];
+            own[2 * g->n_col + c] = 0;
+        }
+        for (int64_t j = MT_MAX(0, g->n_tap - 1 - t); j < g->n_tap; j++) {
+            real *dv = real_row(dbcx, g->row + t - (g->n_tap - 1) + j) + 2 * g->n_col + g->first;
+            for (int64_t c = 0; c < g->n; c++) dv[c] += tap(g, c, j) * d[c] * gate[c];
+        }
+    }
+    for (int64_t t = 0; t < g->len; t++) {
+        const real *b = real_row(g->bcx, g->row + t) + g->first;
+        real *own = real_row(dbcx, g->row + t) + g->first;
+        for (int64_t c = 0; c < g->n; c++) {
+            const real dv = own[2 * g->n_col + c];
+            own[c] = dv * b[2 * g->n_col + c];
+            own[2 * g->n_col + c] = dv * b[c];
+        }
+    }
+}
+
+/* after = the last n_tap - 1 rows of v; may be before: row i is read before it is written. */
+static void gated_tail(const struct gated *g, real *after)
+{
+    real v[COLS];
+    for (int64_t i = 0; i < g->n_tap - 1; i++) {
+        const bool any = gated_row(g, g->len - (g->n_tap - 1) + i, v);
+        for (int64_t c = 0; c < g->n; c++) after[i * g->n_col + g->first + c] = any ? v[c] : 0;
+    }
+}
+
+static struct gated gated_of(const struct seqs *seqs, int64_t seq, int64_t first, struct tensor bcx, struct tensor w,
+                             struct tensor bias)
+{
+    const int32_t *cu = seqs->cu.data;
+    const int64_t n_col = bcx.shape[1] / 3;
+    return (struct gated){.row = cu[seq],
+                          .len = cu[seq + 1] - cu[seq],
+                          .first = first,
+                          .n = MT_MIN(COLS, n_col - first),
+                          .n_tap = w.shape[1],
+                          .n_col = n_col,
+                          .bcx = bcx,
+                          .w = w,
+                          .bias = bias};
+}
+
+void CPU(short_conv_fwd)(struct device *dev, struct tensor y, struct tensor bcx, struct tensor w, struct tensor bias,
+                         const struct seqs *seqs)
+{
+    if (dev->dry_run) return;
+    check_seqs(seqs, y.shape[0]);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
+    for (int64_t s = 0; s < seqs->n_seq; s++) {
+        for (int64_t c = 0; c < y.shape[1]; c += COLS) {
+            const struct gated g = gated_of(seqs, s, c, bcx, w, bias);
+            gated_fwd(&g, y);
+        }
+    }
+}
+
+void CPU(short_conv_bwd)(struct device *dev, struct tensor dbcx, struct tensor dy, struct tensor bcx, struct tensor w,
+                         struct tensor bias, const struct seqs *seqs)
+{
+    if (dev->dry_run) return;
+    check_seqs(seqs, dy.shape[0]);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
+    for (int64_t s = 0; s < seqs->n_seq; s++) {
+        for (int64_t c = 0; c < dy.shape[1]; c += COLS) {
+            const struct gated g = gated_of(seqs, s, c, bcx, w, bias);
+            gated_bwd(&g, dbcx, dy);
+        }
+    }
+}
+
+void CPU(short_conv_decode)(struct device *dev, struct tensor y, struct tensor bcx, struct tensor w, struct tensor bias,
+                            const struct states *tail)
+{
+    const struct seqs *seqs = tail->seqs;
+    if (dev->dry_run) return;
+    check_seqs(seqs, y.shape[0]);
+    check_slots(tail);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
+    for (int64_t s = 0; s < seqs->n_seq; s++) {
+        for (int64_t c = 0; c < y.shape[1]; c += COLS) {
+            struct gated g = gated_of(seqs, s, c, bcx, w, bias);
+            g.before = state_before(tail, s);
+            gated_fwd(&g, y);
+            if (state_after(tail, s)) gated_tail(&g, state_after(tail, s));
         }
     }
 }

@@ -19,6 +19,7 @@
 #include "kernels/ops/networks.h"
 #include "kernels/ops/recurrence.h"
 #include "kernels/ops/sampling.h"
+#include "kernels/ops/short_conv.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -669,6 +670,7 @@ typedef void dev_recording_fn(void *recording);
     X(attn_gate_bwd) \
     X(conv_silu_fwd) X(conv_silu_bwd) X(conv_decode) X(delta_fwd) X(delta_bwd) X(delta_decode) X(gated_norm_fwd) \
     X(gated_norm_bwd) X(mamba_fwd) X(mamba_bwd) X(mamba_decode) X(silu_norm_fwd) X(silu_norm_bwd) \
+    X(short_conv_fwd) X(short_conv_bwd) X(short_conv_decode) \
     X(hyper_pre_fwd) X(hyper_post_fwd) X(hyper_post_bwd) X(hyper_pre_bwd) X(compress_fwd) X(compress_bwd) \
     X(compress_decode) X(entry_store) X(index_topk) X(index_decode) X(shared_attn_fwd) X(shared_attn_bwd) \
     X(shared_attn_decode) X(tail_rope_fwd) X(tail_rope_bwd) X(group_linear_fwd) X(group_linear_bwd) \

@@ -1,4 +1,4 @@
-/* conv.cu - short causal convolution of every column, then SiLU.
+/* conv.cu - short causal convolution of every column, then SiLU; below, LFM2's between two gates.
  * Math: y = silu(u), u[t] = bias + sum_j w[j] x[t - (J-1) + j] inside a sequence; dpre = dy silu'(u), dx[t] = sum_j
  *   w[j] dpre[t + (J-1) - j]. w and bias are frozen: no gradient.
  * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J], bias [C] f32 or absent, J <= 8. T may be 0. Decoding: tails
@@ -342,5 +342,194 @@ extern "C" void cuda_conv_decode(struct device *dev, struct tensor y, struct ten
     CUDA_CHECK_LAUNCH();
     if (job.n_tap == 1) return;
     keep_tail<<<dim3(grid_x(n_seq), (unsigned)bands), BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- the gated short convolution.
+ * Math: y[t] = C[t] u[t], u[t] = bias + sum_j w[j] v[t - (J-1) + j] inside a sequence, v = B x. Backward: dC = dy u,
+ *   dv[t] = sum_j w[j] (dy C)[t + (J-1) - j], dB = dv x, dx = dv B.
+ * Shapes: bcx [T, 3D] bf16, y, dy [T, D] bf16 (views), w [D, J] f32, J <= 32. Tails [slots, (J-1) D] f32.
+ * Needs: D a multiple of 8, 16-byte aligned rows.
+ * Grid: a thread has 8 columns of a strip of 16 tokens, blocks of 128 threads. The J rows of a token are read again
+ *   from L1: the same thread has just read them.
+ * Bound: fwd 8 T D bytes, bwd 14 T D: memory bound.
+ * Numerics: f32 sums in the order of the taps; v and dy C are exact products of bf16; one rounding at the end. */
+enum { SHORT_STRIP = 16 };
+
+struct short_job {
+    int n_tok, n_col, n_tap, n_seq;
+    const int32_t *cu;
+    row_view<> bcx, y, dy, dbcx;
+    const float *w, *bias; /* bias: NULL without */
+};
+
+/* Eight columns of the product of two parts of a row. */
+static __device__ inline void product8(float out[8], const bf16 *a, const bf16 *b)
+{
+    float x[8];
+    unpack8(out, load16(a));
+    unpack8(x, load16(b));
+#pragma unroll
+    for (int c = 0; c < 8; c++) out[c] *= x[c];
+}
+
+/* out += w[j] v */
+static __device__ inline void add_tap(float out[8], const struct short_job &job, int col, int j, const float v[8])
+{
+#pragma unroll
+    for (int c = 0; c < 8; c++) out[c] = fmaf(job.w[(int64_t)(col + c) * job.n_tap + j], v[c], out[c]);
+}
+
+/* u of token t of a sequence that begins at start. */
+static __device__ inline void short_convolve(float u[8], const struct short_job &job, int col, int t, int start)
+{
+    float v[8];
+#pragma unroll
+    for (int c = 0; c < 8; c++) u[c] = job.bias ? job.bias[col + c] : 0;
+    for (int j = max(0, job.n_tap - 1 - (t - start)); j < job.n_tap; j++) {
+        const bf16 *row = job.bcx.at(t - (job.n_tap - 1) + j) + col;
+        product8(v, row, row + 2 * job.n_col);
+        add_tap(u, job, col, j, v);
+    }
+}
+
+static __global__ void __launch_bounds__(BLOCK) short_fwd(const struct short_job job)
+{
+    const int col = 8 * (int)(blockIdx.x * BLOCK + threadIdx.x), first = (int)blockIdx.y * SHORT_STRIP;
+    const int last = min(first + SHORT_STRIP, job.n_tok);
+    float u[8], gate[8];
+    if (col >= job.n_col) return;
+    for (int t = first; t < last; t++) {
+        const int start = job.cu[sequence_at(job.cu, job.n_seq, t)];
+        short_convolve(u, job, col, t, start);
+        unpack8(gate, load16(job.bcx.at(t) + job.n_col + col));
+#pragma unroll
+        for (int c = 0; c < 8; c++) u[c] *= gate[c];
+        store16(job.y.at(t) + col, pack8(u));
+    }
+}
+
+static __global__ void __launch_bounds__(BLOCK) short_bwd(const struct short_job job)
+{
+    const int col = 8 * (int)(blockIdx.x * BLOCK + threadIdx.x), first = (int)blockIdx.y * SHORT_STRIP;
+    const int last = min(first + SHORT_STRIP, job.n_tok);
+    float u[8], v[8], dv[8], b[8];
+    if (col >= job.n_col) return;
+    for (int t = first; t < last; t++) {
+        const int seq = sequence_at(job.cu, job.n_seq, t), end = job.cu[seq + 1];
+        const bf16 *row = job.bcx.at(t) + col;
+        bf16 *out = job.dbcx.at(t) + col;
+        short_convolve(u, job, col, t, job.cu[seq]);
+        unpack8(v, load16(job.dy.at(t) + col));
+#pragma unroll
+        for (int c = 0; c < 8; c++) u[c] *= v[c], dv[c] = 0;
+        store16(out + job.n_col, pack8(u));
+        for (int j = job.n_tap - 1; j >= 0 && t + job.n_tap - 1 - j < end; j--) {
+            const int later = t + job.n_tap - 1 - j;
+            product8(v, job.dy.at(later) + col, job.bcx.at(later) + job.n_col + col);
+            add_tap(dv, job, col, j, v);
+        }
+        unpack8(b, load16(row));
+        unpack8(v, load16(row + 2 * job.n_col));
+#pragma unroll
+        for (int c = 0; c < 8; c++) v[c] *= dv[c], b[c] *= dv[c];
+        store16(out, pack8(v));
+        store16(out + 2 * job.n_col, pack8(b));
+    }
+}
+
+static struct short_job short_of(struct tensor bcx, struct tensor w, struct tensor bias, const struct seqs *seqs)
+{
+    struct short_job job = {};
+    MT_REQUIRE(w.shape[0] % 8 == 0, "a short convolution of %lld columns: a multiple of 8 is needed",
+               (long long)w.shape[0]);
+    job.n_tok = (int)bcx.shape[0];
+    job.n_col = (int)w.shape[0];
+    job.n_tap = (int)w.shape[1];
+    job.n_seq = (int)seqs->n_seq;
+    job.cu = i32_ptr(seqs->cu);
+    job.bcx = aligned_rows(bcx, "a short convolution");
+    job.w = f32_ptr(w);
+    job.bias = bias.ndim ? f32_ptr(bias) : NULL;
+    return job;
+}
+
+static dim3 short_grid(const struct short_job &job)
+{
+    const int64_t strips = ceil_div(job.n_tok, SHORT_STRIP);
+    MT_REQUIRE(strips <= 65535, "a short convolution of %d tokens", job.n_tok);
+    return dim3(grid_x(ceil_div(job.n_col, 8 * BLOCK)), (unsigned)strips);
+}
+
+extern "C" void cuda_short_conv_fwd(struct device *dev, struct tensor y, struct tensor bcx, struct tensor w,
+                                    struct tensor bias, const struct seqs *seqs)
+{
+    if (y.shape[0] == 0) return;
+    struct short_job job = short_of(bcx, w, bias, seqs);
+    job.y = aligned_rows(y, "a short convolution");
+    short_fwd<<<short_grid(job), BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_short_conv_bwd(struct device *dev, struct tensor dbcx, struct tensor dy, struct tensor bcx,
+                                    struct tensor w, struct tensor bias, const struct seqs *seqs)
+{
+    if (dy.shape[0] == 0) return;
+    struct short_job job = short_of(bcx, w, bias, seqs);
+    job.dy = aligned_rows(dy, "a short convolution");
+    job.dbcx = aligned_rows(dbcx, "a short convolution");
+    short_bwd<<<short_grid(job), BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+struct short_decode_job {
+    struct short_job s;
+    struct state_view<float> tail;
+};
+
+/* v of row t of sequence seq, from -(J-1) on, in column c. */
+static __device__ inline float short_value(const struct short_job &job, const float *before, int seq, int t, int c)
+{
+    if (t < 0) return before ? before[(int64_t)(job.n_tap - 1 + t) * job.n_col + c] : 0;
+    const bf16 *row = job.bcx.at(job.cu[seq] + t) + c;
+    return __bfloat162float(row[0]) * __bfloat162float(row[2 * job.n_col]);
+}
+
+static __global__ void __launch_bounds__(BLOCK) short_after(const struct short_decode_job job)
+{
+    const struct short_job &s = job.s;
+    const int row = (int)blockIdx.x, c = (int)(blockIdx.y * BLOCK + threadIdx.x);
+    const int seq = sequence_at(s.cu, s.n_seq, row), t = row - s.cu[seq];
+    if (c >= s.n_col) return;
+    const float *before = state_before(job.tail, s.cu, seq);
+    float u = s.bias ? s.bias[c] : 0;
+    for (int j = before ? 0 : max(0, s.n_tap - 1 - t); j < s.n_tap; j++)
+        u = fmaf(s.w[(int64_t)c * s.n_tap + j], short_value(s, before, seq, t - (s.n_tap - 1) + j, c), u);
+    s.y.at(row)[c] = __float2bfloat16_rn(u * __bfloat162float(s.bcx.at(row)[s.n_col + c]));
+}
+
+static __global__ void __launch_bounds__(BLOCK) short_tail(const struct short_decode_job job)
+{
+    const struct short_job &s = job.s;
+    const int c = (int)(blockIdx.y * BLOCK + threadIdx.x), seq = (int)blockIdx.x, len = s.cu[seq + 1] - s.cu[seq];
+    if (c >= s.n_col || len == 0) return;
+    const float *before = state_before(job.tail, s.cu, seq);
+    float *after = state_row(job.tail, seq);
+    for (int i = 0; i < s.n_tap - 1; i++)
+        after[(int64_t)i * s.n_col + c] = short_value(s, before, seq, len - (s.n_tap - 1) + i, c);
+}
+
+extern "C" void cuda_short_conv_decode(struct device *dev, struct tensor y, struct tensor bcx, struct tensor w,
+                                       struct tensor bias, const struct states *tail)
+{
+    if (y.shape[0] == 0) return;
+    struct short_decode_job job = {short_of(bcx, w, bias, tail->seqs), states_of<float>(tail)};
+    job.s.y = rows_of(y);
+    const int64_t bands = ceil_div(job.s.n_col, BLOCK);
+    MT_REQUIRE(bands <= 65535, "a short convolution of %d columns", job.s.n_col);
+    short_after<<<dim3(grid_x(y.shape[0]), (unsigned)bands), BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+    if (job.s.n_tap == 1) return;
+    short_tail<<<dim3(grid_x(tail->seqs->n_seq), (unsigned)bands), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
