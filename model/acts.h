@@ -108,6 +108,12 @@ struct deltanet_acts {
     struct tensor out_xa;     /* [T, R] act */
 };
 
+/* Activations of mixer_shortconv.c. */
+struct shortconv_acts {
+    struct tensor bcx, in_xa; /* [T, 3D] act, [T, R] act */
+    struct tensor y, out_xa;  /* [T, D] act, group CORE; [T, R] act */
+};
+
 /* Activations of mixer_compressed.c. Lq: width of the queries' projection, W: of an entry's columns, N: entries. */
 struct compressed_acts {
     struct tensor a, a_xa;              /* [T, Lq+A] act: q_a | kv; [T, n_seg*R] act */

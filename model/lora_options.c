@@ -24,6 +24,8 @@ static const struct {
     [LORA_KV_B] = {"kv_b_proj", "self_attn.kv_b_proj", "kv_b"},
     [LORA_KV] = {"kv_proj", "self_attn.kv_proj", "kv"},
     [LORA_O_B] = {"o_b_proj", "self_attn.o_b_proj", "o_b"},
+    [LORA_CONV_IN] = {"conv_in_proj", "conv.in_proj", "c_in"},
+    [LORA_CONV_OUT] = {"conv_out_proj", "conv.out_proj", "c_out"},
     [LORA_IN_QKV] = {"in_proj_qkv", "linear_attn.in_proj_qkv", "in_qkv"},
     [LORA_IN_Z] = {"in_proj_z", "linear_attn.in_proj_z", "in_z"},
     [LORA_IN_B] = {"in_proj_b", "linear_attn.in_proj_b", "in_b"},
@@ -67,9 +69,14 @@ void lora_target_module(const struct tensor_names *names, enum lora_target t, ch
 {
     const char *rest = strchr(target_rows[t].module, '.');
     const int first = (int)(rest - target_rows[t].module);
-    if (target_rows[t].module[0] == '#')
+    const char *own = t == LORA_O               ? names->attn_out
+                      : lora_target_is_dense(t) ? names->dense[t - LORA_DENSE_GATE]
+                                                : NULL;
+    if (own)
+        snprintf(module, LORA_MODULE_TEXT, "%s", own);
+    else if (target_rows[t].module[0] == '#')
         snprintf(module, LORA_MODULE_TEXT, "%s%s", names->shared, rest);
-    else if (names->block)
+    else if (names->block && t != LORA_CONV_IN && t != LORA_CONV_OUT)
         snprintf(module, LORA_MODULE_TEXT, "%s%s", names->block, rest);
     else
         snprintf(module, LORA_MODULE_TEXT, "%.*s%s", first, target_rows[t].module, rest);
@@ -120,6 +127,7 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
     static const char *const routers[] = {"router", "gate", "mlp.router", "mlp.gate"};
     static const char *const frozen[] = {"wo_a", "o_a_proj", "lm_head", "embed_tokens"};
     static const char *const linears[] = {"gate_proj", "up_proj"};
+    static const char *const short_names[] = {"w1", "w2", "w3"};
     static const char *const published[][2] = {
         {"wq_a", "q_a_proj"}, {"wq_b", "q_b_proj"}, {"wkv", "kv_proj"}, {"wo_b", "o_b_proj"}};
     for (int64_t i = 0; i < MT_LEN(routers); i++)
@@ -142,6 +150,9 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
                            "%s: \"%s\": in PEFT this name matches routed experts, shared experts and dense layers; "
                            "write experts, shared_experts or dense, or one matrix: shared_%s, dense_%s",
                            key, word, word, word);
+    for (int i = 0; i < MT_LEN(short_names); i++)
+        if (!strcmp(word, short_names[i]))
+            return err_set(err, "%s: \"%s\": write experts, or dense for layers without experts", key, word);
     return unknown_target(key, word, err);
 }
 
@@ -172,17 +183,34 @@ static int refuse_target(const struct lora_model *model, const char *word, enum 
                    word, model->family, names);
 }
 
+/* The targets that a word names, with words of PEFT: in a model with short convolutions out_proj is the output of both
+ * kinds of mixers. has: targets of the model; NULL: any. */
+static int name_targets(const char *key, const char *word, const bool *has, bool named[LORA_TARGETS], struct err *err)
+{
+    enum lora_target first = LORA_CONV_IN, last = LORA_CONV_IN;
+    const bool in = !strcmp(word, "in_proj") && has && has[LORA_CONV_IN],
+               out = !strcmp(word, "out_proj") && has && has[LORA_CONV_OUT];
+    memset(named, 0, LORA_TARGETS * sizeof(*named));
+    if (out) first = last = LORA_CONV_OUT;
+    if (!in && !out && find_targets(key, word, &first, &last, err)) return -1;
+    for (enum lora_target t = first; t <= last; t++) named[t] = true;
+    named[LORA_O] |= out;
+    return 0;
+}
+
 /* A group stands for those of its targets that the model has. */
 static int parse_targets(struct lora_choice *out, const struct lora_model *model, const char *targets, struct err *err)
 {
-    enum lora_target first = LORA_Q, last = LORA_Q;
+    bool named[LORA_TARGETS];
     char word[64];
     bool any = false;
     for (const char *s = targets; next_word(&s, word, sizeof(word));) {
-        if (find_targets("lora.targets", word, &first, &last, err)) return -1;
+        if (name_targets("lora.targets", word, model ? model->has : NULL, named, err)) return -1;
+        enum lora_target first = LORA_Q;
         bool found = false;
-        for (enum lora_target t = first; t <= last; t++)
-            if (!model || model->has[t]) out->target[t] = found = any = true;
+        while (!named[first]) first++;
+        for (enum lora_target t = first; t < LORA_TARGETS; t++)
+            if (named[t] && (!model || model->has[t])) out->target[t] = found = any = true;
         if (!found) return refuse_target(model, word, first, err);
     }
     if (!any) return err_set(err, "lora.targets is empty: nothing would be trained");
@@ -202,7 +230,7 @@ static bool parse_value(const char *text, bool is_rank, double *value)
 static int parse_pattern(const struct lora_choice *c, bool is_rank, const char *text, double *value, struct err *err)
 {
     const char *key = is_rank ? "lora.rank_pattern" : "lora.alpha_pattern";
-    enum lora_target first = LORA_Q, last = LORA_Q;
+    bool named[LORA_TARGETS];
     char word[64];
     for (const char *s = text ? text : ""; next_word(&s, word, sizeof(word));) {
         char *at = strchr(word, '=');
@@ -214,10 +242,10 @@ static int parse_pattern(const struct lora_choice *c, bool is_rank, const char *
                                : "%s: \"%s\": expected TARGET=ALPHA, like experts=16, the alpha above 0 and at most %d",
                            key, word, is_rank ? MAX_RANK : MAX_ALPHA);
         *at = '\0';
-        if (find_targets(key, word, &first, &last, err)) return -1;
+        if (name_targets(key, word, c->target, named, err)) return -1;
         bool any = false;
-        for (enum lora_target t = first; t <= last; t++)
-            if (c->target[t]) value[t] = v, any = true;
+        for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+            if (named[t] && c->target[t]) value[t] = v, any = true;
         if (!any) return err_set(err, "%s: \"%s\" is not in lora.targets", key, word);
     }
     return 0;

@@ -16,6 +16,8 @@ enum lora_target {
     LORA_KV_B,
     LORA_KV, /* of compressed attention, beside LORA_Q_A and LORA_Q_B */
     LORA_O_B,
+    LORA_CONV_IN, /* of the gated short convolution */
+    LORA_CONV_OUT,
     LORA_IN_QKV, /* of gated DeltaNet */
     LORA_IN_Z,
     LORA_IN_B,

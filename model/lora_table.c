@@ -49,22 +49,20 @@ static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
 }
 
 /* Kinds of layers, for the share of their parameters that adapters cover, and the targets that adapt them. */
-enum kind { KIND_DELTANET, KIND_MAMBA, KIND_ATTENTION, KIND_ROUTED, KIND_SHARED, KIND_DENSE, KINDS };
+enum kind { KIND_DELTANET, KIND_MAMBA, KIND_CONV, KIND_ATTENTION, KIND_ROUTED, KIND_SHARED, KIND_DENSE, KINDS };
 static const struct {
     const char *name, *targets;
-} kinds[KINDS] = {{"gated DeltaNet", "mixers"},
-                  {"Mamba-2", "mixers"},
-                  {"attention", "mixers"},
-                  {"routed experts", "experts"},
-                  {"shared experts", "shared_experts"},
+} kinds[KINDS] = {{"gated DeltaNet", "mixers"}, {"Mamba-2", "mixers"},         {"short convolutions", "mixers"},
+                  {"attention", "mixers"},      {"routed experts", "experts"}, {"shared experts", "shared_experts"},
                   {"dense layers", "dense"}};
 
 static enum kind product_kind(const struct arch *a, int64_t layer, int i, const struct product *q)
 {
     if (i < MIXER_PRODUCTS)
-        return a->mixer[layer] == &mixer_deltanet ? KIND_DELTANET
-               : a->mixer[layer] == &mixer_mamba  ? KIND_MAMBA
-                                                  : KIND_ATTENTION;
+        return a->mixer[layer] == &mixer_deltanet    ? KIND_DELTANET
+               : a->mixer[layer] == &mixer_mamba     ? KIND_MAMBA
+               : a->mixer[layer] == &mixer_shortconv ? KIND_CONV
+                                                     : KIND_ATTENTION;
     if (lora_target_is_shared(q->target[0])) return KIND_SHARED;
     return lora_target_is_dense(q->target[0]) ? KIND_DENSE : KIND_ROUTED;
 }
@@ -127,7 +125,7 @@ bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *te
 {
     struct cover of[KINDS];
     count_cover(ad, a, of);
-    const enum kind recurrent = of[KIND_MAMBA].n_layer ? KIND_MAMBA : KIND_DELTANET;
+    const enum kind recurrent = of[KIND_MAMBA].n_layer ? KIND_MAMBA : of[KIND_CONV].n_layer ? KIND_CONV : KIND_DELTANET;
     const struct cover *other = &of[recurrent], *attention = &of[KIND_ATTENTION];
     const enum kind missed = other->chosen ? KIND_ATTENTION : recurrent;
     if (!other->n_layer || !attention->n_layer || other->chosen == attention->chosen) return false;

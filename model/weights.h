@@ -54,9 +54,15 @@ struct mamba_weights {
     struct tensor a_log, dt_bias, d, norm; /* [N] f32 each; [V] f32 */
 };
 
+/* Weights of mixer_shortconv.c. */
+struct shortconv_weights {
+    struct proj in, out;      /* [3D, D]: rows B | C | x; [D, D] */
+    struct tensor conv, bias; /* [D, taps], [D] f32; the bias may be absent */
+};
+
 /* The kinds of mixers. A kind x has struct x_weights, struct x_acts (acts.h) and mixer_x (layer.h). The first has the
  * largest structs: an initialiser of a union zeroes its first member. */
-#define MIXERS(X) X(compressed) X(attention) X(mla) X(deltanet) X(mamba)
+#define MIXERS(X) X(compressed) X(attention) X(mla) X(deltanet) X(mamba) X(shortconv)
 
 /* Norms of ffn_parallel.c, [D] f32: before and after its experts, after its dense network, before its router. */
 struct parallel_weights {

@@ -96,8 +96,8 @@ stage_initcheck() { sanitize initcheck -- "${kernel_groups[@]}"; }
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
         fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_dora ops_entries ops_experts \
-        ops_hyper ops_mamba ops_mla ops_moe ops_norm ops_prefix ops_router ops_sample ops_shared_attn ops_short_conv ops_sigmoid \
-        ops_states optim quant
+        ops_hyper ops_mamba ops_mla ops_moe ops_norm ops_prefix ops_router ops_sample ops_shared_attn ops_short_conv \
+        ops_sigmoid ops_states optim quant
 }
 
 # build_for builds for one architecture; train_built_for runs the demo's model, with the log in $work/ARCH.log.

@@ -101,7 +101,7 @@ static void choose_sigmoid(int32_t *idx, real *gate, const real *l, const float 
     if (router->n_group > 1 && !router->given) limit_groups(value, value + n_exp, n_exp, router);
     if (!router->given) top_k(idx, value, n_exp, k);
     for (int64_t j = 0; j < k; j++) sum += gate[j] = score(l[idx[j]], router->kind);
-    const real scale = router_divides(router) ? router->scale / (sum + (real)1e-20) : router->scale;
+    const real scale = router_divides(router) ? router->scale / (sum + (real)router_floor(router)) : router->scale;
     for (int64_t j = 0; j < k; j++) gate[j] *= scale;
 }
 
@@ -207,7 +207,7 @@ static void sigmoid_bwd(real *dl, const real *l, const real *dgate, const int32_
                         const struct router *router)
 {
     const bool divided = router_divides(router);
-    real sum = (real)1e-20, mean = 0;
+    real sum = (real)router_floor(router), mean = 0;
     for (int64_t j = 0; j < k; j++) sum += score(l[idx[j]], router->kind);
     for (int64_t j = 0; j < k; j++) mean += score(l[idx[j]], router->kind) / sum * dgate[j];
     for (int64_t e = 0; e < n_exp; e++) dl[e] = 0;

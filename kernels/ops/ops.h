@@ -398,7 +398,7 @@ typedef void group_linear_bwd_fn(struct device *dev, struct tensor dx, struct te
 /* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
  * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
  * renormalised (OLMoE). ROUTER_SIGMOID: scale * s, s = sigmoid(logits); ROUTER_SIGMOID_CHOSEN: scale * s / (sum of the
- * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: as SIGMOID_CHOSEN, with s = sqrt(softplus(logits))
+ * chosen s + floor) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: as SIGMOID_CHOSEN, with s = sqrt(softplus(logits))
  * (DeepSeek-V4). The last three are the sigmoid kinds. */
 enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY, ROUTER_SIGMOID, ROUTER_SIGMOID_CHOSEN, ROUTER_SQRT_CHOSEN };
 /* Only the sigmoid kinds use scale and groups. Groups are n_group equal ranges of experts. A token's experts
@@ -408,9 +408,11 @@ struct router {
     enum router_kind kind;
     float scale;
     int n_group, top_group; /* n_group 0 or 1: no groups; top_group * E / n_group >= J */
-    bool given; /* r->idx is an input, ascending: the router computes logits and gates alone, with the bits that they
-                 * have when it chooses these experts */
+    bool given;  /* r->idx is an input, ascending: the router computes logits and gates alone, with the bits that they
+                  * have when it chooses these experts */
+    float floor; /* 0: 1e-20 */
 };
+static inline float router_floor(const struct router *r) { return r->floor > 0 ? r->floor : 1e-20f; }
 static inline bool router_is_sigmoid(const struct router *r) { return r->kind >= ROUTER_SIGMOID; }
 static inline bool router_divides(const struct router *r)
 {
@@ -435,7 +437,7 @@ typedef void route_sort_fn(struct device *dev, struct route *r, int64_t n_exp);
 typedef void aux_stats_fn(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r);
 /* ROUTER_CHOSEN: dl_i = gate_i (dgate_i - sum_j gate_j dgate_j) for chosen i. ROUTER_PROBABILITY, dense over E:
  * dl_i = P_i ([i chosen] dgate_i - sum_j gate_j dgate_j), P = softmax(logits). Sigmoid, for chosen i, with z = sum of
- * the chosen s + 1e-20: ROUTER_SIGMOID_CHOSEN: dl_i = scale / z (dgate_i - sum_j s_j / z dgate_j) s_i (1 - s_i),
+ * the chosen s + floor: ROUTER_SIGMOID_CHOSEN: dl_i = scale / z (dgate_i - sum_j s_j / z dgate_j) s_i (1 - s_i),
  * ROUTER_SIGMOID: dl_i = scale dgate_i s_i (1 - s_i). ROUTER_SQRT_CHOSEN has sigmoid(l_i) / (2 s_i) in place of
  * s_i (1 - s_i). All are finite at logits of any size. Plus the auxiliary gradient when aux->coef != 0 (softmax kinds
  * only); dx += dl W.  dx [T,D] act; dgate [T,J] stat; logits as saved, read by aux and by all kinds but ROUTER_CHOSEN

@@ -8,6 +8,7 @@
 #include "model/arch/arch_compressed.h"
 #include "model/arch/arch_fixed.h"
 #include "model/arch/arch_gemma.h"
+#include "model/arch/arch_keys.h"
 #include "model/arch/arch_nemotron.h"
 #include "model/arch/arch_range.h"
 #include "model/arch/arch_refuse.h"
@@ -19,7 +20,8 @@ struct family {
     const char *model_type;
     const char *text_type;              /* model_type of its text part by itself, or NULL */
     const struct mixer_kind *mixer;     /* kind of every layer */
-    const struct mixer_kind *linear;    /* kind of the layers that layer_types calls linear_attention, or NULL */
+    const struct mixer_kind *linear;    /* kind of the layers that layer_types calls linear_name, or NULL */
+    const char *linear_name;            /* NULL: linear_attention. Otherwise layer_types is required */
     const struct ffn_kind *ffn, *dense; /* kinds of layers with and without routed experts */
     struct tensor_names names;
     const char *width;               /* config.json's key for the width of an expert */
@@ -27,6 +29,7 @@ struct family {
     const char *top_k;               /* key of the experts per token; NULL: num_experts_per_tok */
     const char *act_key, *act;       /* key of the activation, and its one value; NULL: hidden_act, silu */
     const char *d_shared;            /* key of the width of the shared experts; NULL: n_shared_experts times width */
+    const char *eps_key;             /* NULL: rms_norm_eps */
     double theta, eps, alpha, limit; /* defaults of transformers' configuration class */
     int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
     double rotated;  /* default of partial_rotary_factor; 0: all channels, no other value is supported */
@@ -45,17 +48,20 @@ struct family {
     bool predicts;              /* num_nextn_predict_layers is read */
     bool mtp_modules;           /* num_mtp_modules and mtp_transformer_layers are read */
     bool dense_first;           /* first_k_dense_replace and mlp_layer_types are read */
+    const char *n_dense;        /* key in place of first_k_dense_replace; NULL: that */
     int64_t first_dense;        /* default of first_k_dense_replace */
     /* Layers with a sliding window when layer_types is absent. SLIDE_NEVER: layer_types must not name one either. */
     enum { SLIDE_NEVER, SLIDE_EVEN, SLIDE_ALL } slide;
     bool qk_norm_named; /* use_qk_norm is read; missing means that q and k have no norm */
     bool out_unbiased;  /* attention_bias does not concern the output projection */
     bool attn_gate, norm_plus_one;
-    bool delta_fused; /* delta_arch.fused */
-    bool compressed;  /* arch_compressed.c reads kinds of layers, RoPE and router */
-    bool nemotron;    /* arch_nemotron.c reads all but the router */
-    bool gemma;       /* arch_gemma.c reads kinds of layers and RoPE */
-    bool tied;        /* tie_word_embeddings is true where it is missing */
+    bool delta_fused;     /* delta_arch.fused */
+    bool compressed;      /* arch_compressed.c reads kinds of layers, RoPE and router */
+    bool nemotron;        /* arch_nemotron.c reads all but the router */
+    bool gemma;           /* arch_gemma.c reads kinds of layers and RoPE */
+    bool tied;            /* tie_word_embeddings is true where it is missing */
+    const char *tied_key; /* another name of it, which counts; or NULL */
+    double floor;         /* of the sum of sigmoids that divides gates; 0: usual */
     enum rope_keys rope_keys;
     enum qk_norm qk_norm;
     struct glu glu;
@@ -245,6 +251,40 @@ static const struct family families[] = {
      .compressed = true,
      .predicts = true,
      .glu = {.kind = GLU_SWIGLU_CLAMPED}},
+    {.model_type = "lfm2_moe",
+     .mixer = &mixer_attention,
+     .linear = &mixer_shortconv,
+     .linear_name = "conv",
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {.norm = {[NORM_MIXER] = "operator_norm", [NORM_FFN] = "ffn_norm"},
+               .router = {"feed_forward.gate"},
+               .gate = "feed_forward.experts.#.w1",
+               .up = "feed_forward.experts.#.w3",
+               .down = "feed_forward.experts.#.w2",
+               .experts = "feed_forward.experts",
+               .router_bias = "expert_bias",
+               .attn_out = "self_attn.out_proj",
+               .qk_norm = {"self_attn.q_layernorm", "self_attn.k_layernorm"},
+               .dense = {"feed_forward.w1", "feed_forward.w3", "feed_forward.w2"},
+               .last_norm = "embedding_norm",
+               .dense_by_module = true},
+     .width = "moe_intermediate_size",
+     .eps_key = "norm_eps",
+     .theta = 1000000,
+     .eps = 1e-5,
+     .max_len = 128000,
+     .router_bias = true,
+     .round_twice = true,
+     .sigmoid = true,
+     .renormalises = true,
+     .floor = 1e-6,
+     .dense_first = true,
+     .n_dense = "num_dense_layers",
+     .first_dense = 2,
+     .tied = true,
+     .tied_key = "tie_embedding",
+     .qk_norm = QK_NORM_HEAD},
     {.model_type = "qwen3_5_moe", .text_type = "qwen3_5_moe_text", DELTANET_FAMILY, .names = {DELTANET_NAMES}},
     {.model_type = "qwen3_next",
      DELTANET_FAMILY,
@@ -341,29 +381,6 @@ static int find_family(const struct family **out, struct json root, struct err *
                       known);
 }
 
-/* Sizes of the layers with gated DeltaNet; the defaults are those of transformers' configuration class. */
-static int read_delta(struct arch *a, struct json root, const struct family *f, struct err *err)
-{
-    struct delta_shape *s = &a->delta.shape;
-    bool gated = true;
-    if (!f->linear) return 0;
-    *s = (struct delta_shape){.n_key = 16, .n_value = 32, .key_dim = 128, .value_dim = 128};
-    a->delta.n_tap = 4;
-    a->delta.fused = f->delta_fused;
-    if (json_opt_i64(root, "linear_num_key_heads", 1, 4096, &s->n_key, err) ||
-        json_opt_i64(root, "linear_num_value_heads", 1, 4096, &s->n_value, err) ||
-        json_opt_i64(root, "linear_key_head_dim", 1, 4096, &s->key_dim, err) ||
-        json_opt_i64(root, "linear_value_head_dim", 1, 4096, &s->value_dim, err) ||
-        json_opt_i64(root, "linear_conv_kernel_dim", 1, MT_MAX_TAPS, &a->delta.n_tap, err) ||
-        json_opt_bool(root, "attn_output_gate", &gated, err))
-        return -1;
-    if (s->n_value % s->n_key)
-        return json_error(root, err, "linear_num_value_heads %lld is no multiple of linear_num_key_heads %lld",
-                          (long long)s->n_value, (long long)s->n_key);
-    if (!gated) return json_error(root, err, "attn_output_gate = false is not supported (true)");
-    return 0;
-}
-
 /* Reads a count that has two names; if the file has both, they must be equal. A file without it lacks the first. */
 static int read_count(struct json root, const char *name, const char *other, int64_t *out, struct err *err)
 {
@@ -419,33 +436,6 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
-/* The number of rotated channels, which partial_rotary_factor may give too. */
-static int read_rotary_dim(struct rope_arch *r, struct json root, struct json scaling, int64_t head_dim,
-                           struct err *err)
-{
-    static const char key[] = "rotary_dim", factor[] = "partial_rotary_factor";
-    const bool both = json_given(json_find(root, factor)) || json_given(json_find(scaling, factor));
-    int64_t width = r->width;
-    if (json_opt_i64(root, key, 2, head_dim, &width, err)) return -1;
-    if (both && width != r->width)
-        return json_error(json_find(root, key), err, "is %lld, but partial_rotary_factor rotates %lld of %lld channels",
-                          (long long)width, (long long)r->width, (long long)head_dim);
-    r->width = width;
-    return 0;
-}
-
-/* Layers of multi-token prediction, as MiniMax-M2's files count them. */
-static int read_mtp_modules(struct arch *a, struct json root, const struct family *f, struct err *err)
-{
-    int64_t n = 0, each = 1;
-    if (!f->mtp_modules) return 0;
-    if (json_opt_i64(root, "num_mtp_modules", 0, MT_MAX_LAYERS, &n, err) ||
-        json_opt_i64(root, "mtp_transformer_layers", 0, MT_MAX_LAYERS, &each, err))
-        return -1;
-    a->n_mtp = n * each;
-    return 0;
-}
-
 /* RoPE as one of both keys has it, or neither. */
 static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json root, struct json scaling,
                         const struct family *f, struct err *err)
@@ -470,7 +460,7 @@ static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json r
     if (!(rotated > 0 && rotated <= 1))
         return json_error(root, err, "partial_rotary_factor %g is not above 0 and at most 1", rotated);
     r->width = (int64_t)((double)head_dim * rotated); /* truncated as in transformers */
-    if (f->rotary_dim && read_rotary_dim(r, root, scaling, head_dim, err)) return -1;
+    if (f->rotary_dim && keys_rotary_dim(r, root, scaling, head_dim, err)) return -1;
     if (r->width < 2 || r->width % 2)
         return json_error(root, err, "partial_rotary_factor %g rotates %lld of %lld channels, which are no pairs",
                           rotated, (long long)r->width, (long long)head_dim);
@@ -527,12 +517,16 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
 {
     int64_t window = f->window, interval = 4; /* every interval-th layer is no linear one */
     struct json types = json_find(root, "layer_types");
-    const bool spaced = f->linear && json_type(json_find(root, "full_attention_interval")) == JSON_INT;
+    const char *linear = f->linear_name ? f->linear_name : "linear_attention";
+    const bool spaced =
+        f->linear && !f->linear_name && json_type(json_find(root, "full_attention_interval")) == JSON_INT;
     if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err) ||
-        (f->linear && json_opt_i64(root, "full_attention_interval", 1, MT_MAX_LAYERS, &interval, err)))
+        (f->linear && !f->linear_name &&
+         json_opt_i64(root, "full_attention_interval", 1, MT_MAX_LAYERS, &interval, err)))
         return -1;
     a->attn[SLIDING] = a->attn[FULL];
     a->attn[SLIDING].window = window;
+    if (!json_given(types) && f->linear_name) return json_error(root, err, "key `layer_types` is missing");
     if (!json_given(types)) {
         for (int64_t l = 0; l < a->n_layer; l++) {
             if (f->slide == SLIDE_ALL || (f->slide == SLIDE_EVEN && l % 2 == 0)) a->attn_of[l] = SLIDING;
@@ -552,13 +546,14 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
             a->attn_of[l] = SLIDING;
         else if (slides)
             return json_error(item, err, "is sliding_attention, but sliding_window is not set");
-        else if (!strcmp(name, "linear_attention") && f->linear)
+        else if (f->linear && !strcmp(name, linear))
             a->mixer[l] = f->linear;
         else if (strcmp(name, "full_attention"))
-            return json_error(item, err, "\"%s\" is not supported (%sfull_attention)", name,
-                              f->linear  ? "linear_attention, "
-                              : f->slide ? "sliding_attention, "
-                                         : "");
+            return json_error(item, err, "\"%s\" is not supported (%s%sfull_attention)", name,
+                              f->linear  ? linear
+                              : f->slide ? "sliding_attention"
+                                         : "",
+                              f->linear || f->slide ? ", " : "");
         if (spaced && (a->mixer[l] == f->linear) != ((l + 1) % interval != 0))
             return json_error(item, err,
                               "is %s, but full_attention_interval = %lld contradicts it: correct one, or remove "
@@ -583,12 +578,13 @@ static int read_shared(struct arch *a, struct json root, const struct family *f,
 static int read_first_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     const struct json kinds = json_find(root, "mlp_layer_types");
-    const bool counted = json_type(json_find(root, "first_k_dense_replace")) == JSON_INT;
+    const char *key = f->n_dense ? f->n_dense : "first_k_dense_replace";
+    const bool counted = json_type(json_find(root, key)) == JSON_INT;
     int64_t first = f->first_dense, size;
     if (!f->dense_first) return 0;
-    if (json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &first, err)) return -1;
+    if (json_opt_i64(root, key, 0, MT_MAX_LAYERS, &first, err)) return -1;
     for (int64_t l = 0; l < a->n_layer; l++) a->dense[l] = l < first;
-    if (!json_given(kinds)) return 0;
+    if (!json_given(kinds) || f->n_dense) return 0;
     if (json_type(kinds) != JSON_ARRAY || json_count(kinds) != a->n_layer)
         return json_error(kinds, err, "is not a list of %lld names", (long long)a->n_layer);
     for (int64_t l = 0; l < a->n_layer; l++) {
@@ -651,7 +647,8 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
     a->router = (struct router){.kind = renormalise ? ROUTER_SIGMOID_CHOSEN : ROUTER_SIGMOID,
                                 .scale = (float)scale,
                                 .n_group = (int)n_group,
-                                .top_group = (int)top_group};
+                                .top_group = (int)top_group,
+                                .floor = (float)f->floor};
     return 0;
 }
 
@@ -668,18 +665,20 @@ static int read_switches(struct arch *a, struct json root, const struct family *
 {
     double eps = f->eps, alpha = f->alpha, limit = f->limit, dropout = 0;
     bool bias = f->attn_bias, qk_norm = !f->qk_norm_named;
+    const char *eps_key = f->eps_key ? f->eps_key : "rms_norm_eps";
     const char *act_key = f->act_key ? f->act_key : "hidden_act", *known = f->act ? f->act : "silu", *act = known;
     a->tied = f->tied;
-    if (json_opt_f64(root, "rms_norm_eps", &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
+    if (json_opt_f64(root, eps_key, &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
         json_opt_f64(root, "swiglu_limit", &limit, err) || json_opt_f64(root, "attention_dropout", &dropout, err) ||
         json_opt_bool(root, "attention_bias", &bias, err) ||
         (f->qk_norm_named && json_opt_bool(root, "use_qk_norm", &qk_norm, err)) ||
         (f->predicts && json_opt_i64(root, "num_nextn_predict_layers", 0, MT_MAX_LAYERS, &a->n_mtp, err)) ||
-        json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, act_key, &act, err))
+        json_opt_bool(root, "tie_word_embeddings", &a->tied, err) ||
+        (f->tied_key && json_opt_bool(root, f->tied_key, &a->tied, err)) || json_opt_str(root, act_key, &act, err))
         return -1;
     if (strcmp(act, known)) return json_error(root, err, "%s \"%s\" is not supported (%s)", act_key, act, known);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
-    if (range_eps(root, "rms_norm_eps", eps, err) || check_glu(root, f, alpha, limit, err)) return -1;
+    if (range_eps(root, eps_key, eps, err) || check_glu(root, f, alpha, limit, err)) return -1;
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
     a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
     a->transposed_experts = f->transposed_experts;
@@ -690,7 +689,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     a->attn_bias = bias;
     a->out_bias = bias && !f->out_unbiased;
     a->expert_bias = f->expert_bias;
-    a->router_bias = f->router_bias;
+    a->router_bias = f->router_bias && !a->router_unbiased;
     a->sinks = f->sinks;
     for (int k = 0; k < ATTN_KINDS; k++) {
         struct attn_arch *h = &a->attn[k];
@@ -710,7 +709,8 @@ static int read_kinds(struct arch *a, struct json root, const struct family *f, 
 {
     if (f->compressed) return compressed_read(a, root, err);
     if (f->gemma) return gemma_read(a, root, err);
-    return read_mla(a, root, f, err) || read_delta(a, root, f, err) || read_rope(a, root, f, err) ||
+    return read_mla(a, root, f, err) || (f->linear == &mixer_deltanet && keys_delta(a, root, f->delta_fused, err)) ||
+                   (f->linear == &mixer_shortconv && keys_conv(a, root, err)) || read_rope(a, root, f, err) ||
                    read_windows(a, root, f, err)
                ? -1
                : 0;
@@ -743,7 +743,7 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
         if (nemotron_read(a, &nemotron_kinds, root, err) || read_router(a, root, f, err)) return -1;
     } else if ((f->gemma && gemma_refuse(root, err)) || read_sizes(a, root, f, err) || read_kinds(a, root, f, err) ||
                read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
-               fixed_check(f->model_type, root, err) || read_mtp_modules(a, root, f, err) ||
+               fixed_check(f->model_type, root, err) || (f->mtp_modules && keys_mtp_modules(a, root, err)) ||
                read_router(a, root, f, err) || read_switches(a, root, f, err)) {
         return -1;
     }

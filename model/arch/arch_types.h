@@ -38,7 +38,10 @@ struct tensor_names {
     const char *router[2];        /* the second: an alternative name, or NULL */
     const char *gate, *up, *down; /* up NULL: the tensor `gate` holds the rows of both. No gate: up alone */
     const char *experts;          /* the module of all experts; NULL: mlp.experts */
-    const char *block; /* the module of a layer's mixer or network; NULL: self_attn or linear_attn, and mlp */
+    const char *block;      /* the module of a layer's mixer or network; NULL: self_attn or linear_attn, and mlp */
+    const char *attn_out;   /* module of attention's output projection; NULL: self_attn.o_proj */
+    const char *qk_norm[2]; /* norms of q and k; NULL: self_attn.q_norm, self_attn.k_norm */
+    const char *dense[3];   /* modules of a dense network: gate, up, down; NULL: mlp.gate_proj, ... */
     const char *embed, *last_norm; /* outside the layers; NULL: embed_tokens, norm */
     const char *router_scale; /* per channel of the router's own norm of the residual; NULL: it reads what the experts
                                  read. Only with ffn_parallel */
@@ -86,6 +89,12 @@ struct mamba_arch {
     double dt_min;                                   /* of a step, which has no upper limit */
 };
 
+/* The gated short convolution (mixer_shortconv.c); bias: of the convolution and of both projections. */
+struct conv_arch {
+    int64_t n_tap;
+    bool bias;
+};
+
 /* Sizes of compressed attention (mixer_compressed.c). */
 enum compress_kind { COMPRESS_NONE, COMPRESS_HEAVY, COMPRESS_SPARSE }; /* of a layer: window alone, HCA, CSA */
 struct compress_arch {
@@ -126,6 +135,7 @@ struct arch {
     struct norm norm;
     bool attn_bias, out_bias; /* of q, k and v; of the output projection */
     bool expert_bias, router_bias, sinks, tied;
+    bool router_unbiased;    /* config.json says that routers lack the bias of their family */
     bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
     bool transposed_experts; /* transformers stores the stacks of experts as [E, in, out] */
     bool attn_gate;          /* the rows of q_proj are, of every head, those of q, then those of an output gate */
@@ -138,6 +148,7 @@ struct arch {
     struct mla_arch mla;
     struct delta_arch delta;
     struct mamba_arch mamba;
+    struct conv_arch conv;
     struct compress_arch compress;
     struct hyper_arch hyper;
     int64_t n_hash; /* first layers whose experts follow from the token's id */

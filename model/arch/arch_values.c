@@ -50,6 +50,9 @@ static const struct row {
     {"use_conv_bias", BOOL, NAMED(mamba.conv_bias)},
     {"use_bias", BOOL, NAMED(mamba.bias)},
     {"time_step_min", DOUBLE, NAMED(mamba.dt_min)},
+    {"conv_L_cache", I64, NAMED(conv.n_tap)},
+    {"conv_bias", BOOL, NAMED(conv.bias)},
+    {"use_expert_bias", BOOL, NAMED(router_bias)},
     {"norm_topk_prob", NORMALISED, NAMED(router.kind)},
     {"routed_scaling_factor", FLOAT, NAMED(router.scale)},
     {"n_group", INT, NAMED(router.n_group)},
@@ -144,6 +147,8 @@ static void write_layer(char *text, size_t size, const struct arch *a, int64_t l
         snprintf(text, size, "mamba, %s", ffn);
     else if (a->mixer[layer] == &mixer_deltanet)
         snprintf(text, size, "linear_attention, %s", ffn);
+    else if (a->mixer[layer] == &mixer_shortconv)
+        snprintf(text, size, "conv, %s", ffn);
     else if (h->window)
         snprintf(text, size, "sliding_attention of %" PRId64 "%s, %s", h->window, heads, ffn);
     else

@@ -62,8 +62,9 @@ static int load_norms(struct weights_read *f, const struct arch *a, int64_t laye
     const int64_t q = (whole ? h->n_head : 1) * h->head_dim, k = (whole ? h->n_kv : 1) * h->head_dim;
     if (a->qk_norm == QK_NORM_NONE) return 0;
     if (a->value_norm) weights_ones(f, &lw->attention.v_norm, h->head_dim);
-    return weights_norm(f, &lw->attention.q_norm, "self_attn.q_norm", q) ||
-                   weights_norm(f, &lw->attention.k_norm, "self_attn.k_norm", k)
+    const char *const *own = a->names->qk_norm;
+    return weights_norm(f, &lw->attention.q_norm, own[0] ? own[0] : "self_attn.q_norm", q) ||
+                   weights_norm(f, &lw->attention.k_norm, own[1] ? own[1] : "self_attn.k_norm", k)
                ? -1
                : 0;
 }

@@ -22,33 +22,35 @@ struct router_case {
 #define ROOT    ROUTER_SQRT_CHOSEN
 enum { GROUPS = 1 }; /* a case with groups and a bias */
 static const struct router_case cases[] = {
-    {7, 9, 3, 16, {DIVIDED, 1, 0, 0, false}, true, false},
-    {7, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false}, true, false},
-    {7, 12, 3, 16, {PLAIN, 1.5f, 3, 1, false}, true, false},
-    {7, 9, 9, 16, {PLAIN, 2.5f, 1, 1, false}, false, false},
-    {7, 8, 2, 16, {DIVIDED, 1.8f, 2, 1, false}, true, false},
-    {7, 8, 8, 16, {DIVIDED, 1, 4, 4, false}, true, false},
-    {7, 1, 1, 16, {PLAIN, 1, 0, 0, false}, false, false},
-    {0, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false}, true, false},
-    {1, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false}, true, true},
-    {131, 128, 8, 64, {DIVIDED, 2.5f, 1, 1, false}, true, false},
-    {131, 32, 4, 64, {DIVIDED, 1, 8, 3, false}, true, true},
-    {65, 64, 4, 72, {DIVIDED, 1.8f, 0, 0, false}, true, true},
-    {65, 256, 8, 128, {DIVIDED, 2.5f, 8, 4, false}, true, false},
-    {33, 512, 10, 64, {PLAIN, 1, 32, 7, false}, true, false},
-    {70, 40, 4, 24, {PLAIN, 3, 5, 2, false}, false, true},
-    {300, 1, 1, 64, {PLAIN, 1, 0, 0, false}, false, false},
-    {9, 1, 1, 2048, {PLAIN, 1, 0, 0, false}, false, false},
-    {5, 1, 1, 2184, {PLAIN, 2.5f, 0, 0, false}, false, false},
-    {7, 1, 1, 40, {PLAIN, 1, 0, 0, false}, true, false},
-    {7, 9, 3, 16, {ROOT, 1.5f, 0, 0, false}, true, false},
-    {7, 12, 3, 16, {ROOT, 1.5f, 4, 2, false}, true, false},
-    {7, 9, 3, 16, {ROOT, 1.5f, 0, 0, true}, false, false},
-    {7, 9, 9, 16, {DIVIDED, 1, 0, 0, true}, false, false},
-    {7, 8, 2, 16, {ROOT, 2.5f, 0, 0, false}, false, false},
-    {0, 9, 3, 16, {ROOT, 1.5f, 0, 0, true}, false, false},
-    {65, 256, 6, 128, {ROOT, 1.5f, 0, 0, false}, true, false},
-    {65, 256, 6, 128, {ROOT, 1.5f, 0, 0, true}, false, false},
+    {7, 9, 3, 16, {DIVIDED, 1, 0, 0, false, 0}, true, false},
+    {7, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false, 0}, true, false},
+    {7, 12, 3, 16, {PLAIN, 1.5f, 3, 1, false, 0}, true, false},
+    {7, 9, 9, 16, {PLAIN, 2.5f, 1, 1, false, 0}, false, false},
+    {7, 8, 2, 16, {DIVIDED, 1.8f, 2, 1, false, 0}, true, false},
+    {7, 8, 8, 16, {DIVIDED, 1, 4, 4, false, 0}, true, false},
+    {7, 1, 1, 16, {PLAIN, 1, 0, 0, false, 0}, false, false},
+    {0, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false, 0}, true, false},
+    {1, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false, 0}, true, true},
+    {131, 128, 8, 64, {DIVIDED, 2.5f, 1, 1, false, 0}, true, false},
+    {131, 32, 4, 64, {DIVIDED, 1, 8, 3, false, 0}, true, true},
+    {65, 64, 4, 72, {DIVIDED, 1.8f, 0, 0, false, 0}, true, true},
+    {65, 256, 8, 128, {DIVIDED, 2.5f, 8, 4, false, 0}, true, false},
+    {33, 512, 10, 64, {PLAIN, 1, 32, 7, false, 0}, true, false},
+    {70, 40, 4, 24, {PLAIN, 3, 5, 2, false, 0}, false, true},
+    {300, 1, 1, 64, {PLAIN, 1, 0, 0, false, 0}, false, false},
+    {9, 1, 1, 2048, {PLAIN, 1, 0, 0, false, 0}, false, false},
+    {5, 1, 1, 2184, {PLAIN, 2.5f, 0, 0, false, 0}, false, false},
+    {7, 1, 1, 40, {PLAIN, 1, 0, 0, false, 0}, true, false},
+    {7, 9, 3, 16, {ROOT, 1.5f, 0, 0, false, 0}, true, false},
+    {7, 12, 3, 16, {ROOT, 1.5f, 4, 2, false, 0}, true, false},
+    {7, 9, 3, 16, {ROOT, 1.5f, 0, 0, true, 0}, false, false},
+    {7, 9, 9, 16, {DIVIDED, 1, 0, 0, true, 0}, false, false},
+    {7, 8, 2, 16, {ROOT, 2.5f, 0, 0, false, 0}, false, false},
+    {0, 9, 3, 16, {ROOT, 1.5f, 0, 0, true, 0}, false, false},
+    {65, 256, 6, 128, {ROOT, 1.5f, 0, 0, false, 0}, true, false},
+    {65, 256, 6, 128, {ROOT, 1.5f, 0, 0, true, 0}, false, false},
+    {7, 9, 3, 16, {DIVIDED, 1.5f, 0, 0, false, 0.5f}, true, false},
+    {65, 32, 4, 64, {DIVIDED, 1, 0, 0, false, 1e-6f}, true, false},
 };
 
 struct routing {
@@ -163,7 +165,9 @@ static void check_routing(const struct routing *s)
             const int64_t e = (int64_t)value_at(s->r.idx, t * c->top_k + j);
             const double gate = score(s, value_at(s->logits, t * c->n_exp + e));
             assert_close(value_at(s->r.gate, t * c->top_k + j),
-                         (double)c->how.scale * (c->how.kind == PLAIN ? gate : gate / (sum + 1e-20)), 1e-12);
+                         (double)c->how.scale *
+                             (c->how.kind == PLAIN ? gate : gate / (sum + (double)router_floor(&c->how))),
+                         1e-12);
         }
     }
 }
@@ -213,7 +217,7 @@ static void test_gradient(void **state)
 /* Logits far outside the range of exp, and NaN: the choice is distinct experts in range. */
 static void test_extremes(void **state)
 {
-    static const struct router_case c = {3, 12, 4, 16, {DIVIDED, 1, 4, 2, false}, true, false};
+    static const struct router_case c = {3, 12, 4, 16, {DIVIDED, 1, 4, 2, false, 0}, true, false};
     struct routing s = make_routing(&f64, &c);
     (void)state;
     for (int mask = 0; mask < 1 << 12; mask += 5) {
@@ -233,7 +237,7 @@ static void test_extremes(void **state)
 /* sqrt(softplus) far from 0, where softplus underflows: every gate and every gradient is finite, in F32 and F64. */
 static void check_far(struct device *dev, double far)
 {
-    static const struct router_case c = {2, 6, 2, 16, {ROOT, 1.5f, 0, 0, true}, false, false};
+    static const struct router_case c = {2, 6, 2, 16, {ROOT, 1.5f, 0, 0, true, 0}, false, false};
     const struct aux none = {.coef = 0};
     struct routing s = make_routing(dev, &c);
     struct tensor w = tensor_2d((void *)(uintptr_t)s.w.data, DT_BF16, c.n_exp, c.dim),

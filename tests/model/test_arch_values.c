@@ -24,6 +24,12 @@ static const char *const read_keys[] = {"num_hidden_layers",
                                         "shared_expert_intermediate_size",
                                         "vocab_size",
                                         "rms_norm_eps",
+                                        "norm_eps",
+                                        "num_dense_layers",
+                                        "conv_L_cache",
+                                        "conv_bias",
+                                        "use_expert_bias",
+                                        "tie_embedding",
                                         "attention_bias",
                                         "tie_word_embeddings",
                                         "sliding_window",
@@ -157,7 +163,7 @@ static void every_key_that_is_read(void **state)
     (void)state;
     static const char *const cases[] = {"case_a",      "qwen3",       "olmoe",    "mixtral",    "glm4",
                                         "glm4_lite",   "deepseek_v3", "qwen3_5",  "qwen3_next", "mistral4",
-                                        "deepseek_v4", "minimax_m2",  "nemotron", "gemma4"};
+                                        "deepseek_v4", "minimax_m2",  "nemotron", "gemma4",     "lfm2"};
     static char text[1 << 14];
     bool found[MT_LEN(read_keys)] = {false};
     char name[64];

@@ -18,7 +18,7 @@ static const struct family {
                 {"parity/mixtral", false},     {"parity/glm4", false},       {"parity/glm4_lite", false},
                 {"parity/deepseek_v3", false}, {"parity/mistral4", false},   {"parity/qwen3_next", false},
                 {"parity/qwen3_5", false},     {"parity/deepseek_v4", true}, {"parity/minimax_m2", false},
-                {"parity/nemotron", false},    {"parity/gemma4", false}};
+                {"parity/nemotron", false},    {"parity/gemma4", false},     {"parity/lfm2", false}};
 
 /* Three packed documents of 1, 5 and 7 tokens. */
 static const int32_t pos[N_TOK] = {0, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6}, cu[N_SEQ + 1] = {0, 1, 6, 13};
@@ -137,7 +137,7 @@ static double divisor(const struct router *r, const double *l, const bool *given
 {
     double sum = 0;
     for (int64_t e = 0; e < n_exp; e++) sum += given[e] || r->kind == ROUTER_PROBABILITY ? score(r, l[e]) : 0;
-    return r->kind == ROUTER_SIGMOID ? 1 : sum;
+    return r->kind == ROUTER_SIGMOID ? 1 : sum + (double)r->floor;
 }
 
 static double scale_of(const struct router *r) { return r->kind < ROUTER_SIGMOID ? 1 : (double)r->scale; }

@@ -49,6 +49,7 @@ static void default_targets_fit_every_family(void **state)
                 {"olmoe", ALL_TARGETS},
                 {"mixtral", ALL_TARGETS},
                 {"minimax_m2", ALL_TARGETS},
+                {"lfm2", ALL_TARGETS},
                 {"glm4", ALL_TARGETS},
                 {"qwen3_5", ALL_TARGETS},
                 {"qwen3_next", ALL_TARGETS},

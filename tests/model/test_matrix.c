@@ -143,13 +143,19 @@ static void gemma4(void **state)
     one_family("parity/gemma4", false);
 }
 
+static void lfm2(void **state)
+{
+    (void)state;
+    one_family("parity/lfm2", true);
+}
+
 int test_matrix(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(glm4),        cmocka_unit_test(glm4_lite),  cmocka_unit_test(deepseek_v3),
         cmocka_unit_test(qwen3_5),     cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
         cmocka_unit_test(deepseek_v4), cmocka_unit_test(minimax_m2), cmocka_unit_test(nemotron),
-        cmocka_unit_test(gemma4),
+        cmocka_unit_test(gemma4),      cmocka_unit_test(lfm2),
     };
     return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
 }

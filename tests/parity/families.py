@@ -2,8 +2,8 @@
 names and layout of weights in published files."""
 import torch
 from transformers import (DeepseekV3Config, DeepseekV4Config, Gemma4Config, Gemma4TextConfig, Glm4MoeConfig,
-                          Glm4MoeLiteConfig, GptOssConfig, Kimi_K25Config, MiniMaxM2Config, Mistral4Config,
-                          Mistral3Config, MixtralConfig, NemotronHConfig, OlmoeConfig, Qwen3_5MoeConfig,
+                          Glm4MoeLiteConfig, GptOssConfig, Kimi_K25Config, Lfm2MoeConfig, MiniMaxM2Config,
+                          Mistral4Config, Mistral3Config, MixtralConfig, NemotronHConfig, OlmoeConfig, Qwen3_5MoeConfig,
                           Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
 
 import peer
@@ -44,6 +44,19 @@ def minimax_m2_config(a, common):
     return MiniMaxM2Config(
         intermediate_size=a.inter, num_local_experts=a.experts, head_dim=a.head_dim,
         rope_parameters=rope(a, 5e6) | {"partial_rotary_factor": a.rotated}, **common)
+
+
+def lfm2_config(a, common):
+    """Attention in --full-layers, by default in the last layer; head_dim is a key of the class's code alone."""
+    full = [a.layers - 1] if a.full_layers is None else a.full_layers
+    kinds = ["full_attention" if i in full else "conv" for i in range(a.layers)]
+    common = dict(common)
+    eps = {"norm_eps": common.pop("rms_norm_eps")} if "rms_norm_eps" in common else {}
+    return Lfm2MoeConfig(
+        intermediate_size=DENSE_TIMES * a.inter, moe_intermediate_size=a.inter, num_experts=a.experts,
+        head_dim=a.head_dim, num_dense_layers=len(a.dense_layers), layer_types=kinds, conv_L_cache=a.taps,
+        conv_bias=a.conv_bias, use_expert_bias=not a.no_choice_bias, routed_scaling_factor=a.routed_scale,
+        norm_topk_prob=a.norm_topk_prob != "false", rope_parameters=rope(a, 1e6), **eps, **common)
 
 
 def glm4_config(a, common):
@@ -237,7 +250,7 @@ def per_expert_tensors(state, block="mlp", gate="gate_proj", up="up_proj", down=
         name = name.replace(".mlp.", f".{block}.")
         stem, _, last = name.rpartition(".")
         if not stem.endswith(".experts"):
-            keep = name.endswith("e_score_correction_bias")  # float32, as published
+            keep = name.endswith(("e_score_correction_bias", "expert_bias"))  # float32, as published
             tensors[name] = value.float() if keep else value.bfloat16().contiguous()
             continue
         for e, w in enumerate(value.bfloat16()):
@@ -248,6 +261,14 @@ def per_expert_tensors(state, block="mlp", gate="gate_proj", up="up_proj", down=
 
 def mixtral_tensors(state):
     return per_expert_tensors(state, "block_sparse_moe", "w1", "w3", "w2")
+
+
+def lfm2_tensors(state):
+    """As published: w1, w3, w2 of every expert; without the head if it is the embedding."""
+    tensors = per_expert_tensors(state, "mlp", "w1", "w3", "w2")
+    if torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+        del tensors["lm_head.weight"]
+    return tensors
 
 
 def mistral4_tensors(state):
@@ -351,6 +372,7 @@ FAMILIES = {
     "olmoe": (olmoe_config, per_expert_tensors, 0.15),
     "mixtral": (mixtral_config, mixtral_tensors, 0.15),
     "minimax_m2": (minimax_m2_config, mixtral_tensors, 0.15),
+    "lfm2": (lfm2_config, lfm2_tensors, 0.15),
     "glm4": (glm4_config, per_expert_tensors, 0.15),
     "glm4_lite": (glm4_lite_config, per_expert_tensors, 0.15),
     "deepseek_v3": (deepseek_v3_config, per_expert_tensors, 0.15),
@@ -380,14 +402,22 @@ PARTS = {"nemotron": ("up", "down")}
 EXCLUDED = dict.fromkeys(("mistral4", "kimi_k25"), ".*vision_tower.*") | {"gemma4": ".*(vision|audio)_tower.*"}
 
 # The module of all experts, where it is another than mlp.experts; their dense networks are modules of PEFT.
-EXPERTS = dict.fromkeys(("gemma4", "gemma4_text"), "experts")
+EXPERTS = dict.fromkeys(("gemma4", "gemma4_text"), "experts") | {"lfm2": "feed_forward.experts"}
 
 
 # Prefixes of the targets of attention, whose names other modules have too.
 PREFIX = {"deepseek_v4": "self_attn."}
 
 
+# Modules by names of targets, where they are not those of other families.
+MODULES = {"lfm2": {"o_proj": "self_attn.out_proj", "conv_in_proj": "conv.in_proj", "conv_out_proj": "conv.out_proj",
+                    "dense_gate_proj": "feed_forward.w1", "dense_up_proj": "feed_forward.w3",
+                    "dense_down_proj": "feed_forward.w2"}}
+
+
 def attention_targets(a):
+    if a.family == "lfm2":
+        return "q_proj k_proj v_proj o_proj conv_in_proj conv_out_proj".split()
     if a.family == "deepseek_v4":
         return "q_a_proj q_b_proj kv_proj o_b_proj".split()
     if a.family == "nemotron":
@@ -444,6 +474,8 @@ def as_transformers_4(config):
         config |= {"use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "use_mtp": True,
                    "scoring_func": "sigmoid", "shared_intermediate_size": 0, "num_mtp_modules": 3,
                    "mtp_transformer_layers": 1, "attn_type_list": [1] * config["num_hidden_layers"]}
+    if config["model_type"] == "lfm2_moe":
+        config["tie_embedding"] = config.pop("tie_word_embeddings")
     if config["model_type"] == "glm4_moe_lite":
         config["first_k_dense_replace"] = config.pop("mlp_layer_types").count("dense")
     config["transformers_version"] = "4.51.0"

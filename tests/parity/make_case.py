@@ -140,6 +140,8 @@ def arguments(argv):
     parser.add_argument("--global-head-dim", type=int, help="gemma4: global_head_dim; default: twice head_dim")
     parser.add_argument("--global-kv-heads", type=int, help="gemma4: num_global_key_value_heads")
     parser.add_argument("--dense-width", type=int, help="gemma4: intermediate_size")
+    parser.add_argument("--conv-bias", action="store_true", help="lfm2: conv_bias")
+    parser.add_argument("--no-choice-bias", action="store_true", help="lfm2: use_expert_bias = false")
     parser.add_argument("--eps", type=float, help="rms_norm_eps; default: of the family")
     parser.add_argument("--theta", type=float, help="rope_theta; default: of the family's function in families.py")
     parser.add_argument("--storage", choices=STORAGE, default="bfloat16", help="dtype of the weights that are not fp32")
@@ -193,7 +195,8 @@ def random_model(a, tokenizer):
     model = peer.model_class(config.model_type).from_config(config, attn_implementation="eager",
                                                             experts_implementation="eager").float()
     deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, ".gate.weight": 0.3, "experts": experts,
-                 "lm_head": 0.3, "embed": 1.0, "conv1d": 0.5, "A_log": 1.5, ".D": 1.0, "scale": 0.5, "base": 0.5}
+                 "lm_head": 0.3, "embed": 1.0, "conv1d": 0.5, "conv.conv": 0.5, "A_log": 1.5, ".D": 1.0,
+                 "scale": 0.5, "base": 0.5}
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name.endswith("per_expert_scale"):
@@ -206,7 +209,7 @@ def random_model(a, tokenizer):
         for name, b in model.named_buffers():
             if name.endswith("layer_scalar"):
                 b.uniform_(0.7, 1.3)
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 b.normal_(0, a.choice_bias)
             if name.endswith("tid2eid"):
                 b.copy_(torch.rand(len(b), a.experts).argsort(-1)[:, :a.topk])
@@ -340,6 +343,8 @@ def random_adapter(a, model):
         if name in ("gate_up_proj", "down_proj"):
             name = name.removeprefix("gate_") if a.family in families.PARTS else name
             parameters.append(f"{families.EXPERTS.get(a.family, f'{block}.experts')}.{name}")
+        elif name in families.MODULES.get(a.family, {}):
+            modules.append(families.MODULES[a.family][name])
         elif name.startswith("dense_") and a.family in families.EXPERTS:
             modules.append(f"mlp.{name[6:]}")
         elif name.startswith("dense_"):

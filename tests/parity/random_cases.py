@@ -218,7 +218,19 @@ def minimax_m2(rng):
             flag(rng, "--old-config"))
 
 
-DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "olmoe": olmoe, "mixtral": mixtral, "minimax_m2": minimax_m2,
+def lfm2(rng):
+    """Convolutions of any width, longer than documents too; layers of both kinds in any order."""
+    layers, n, kv = rng.choice([1, 2, 3, 4]), rng.choice([2, 3, 5, 8, 12]), rng.choice([1, 2])
+    full = rng.sample(range(layers), rng.randint(1, layers))  # transformers needs one
+    return (dense(rng, layers) + yarn(rng) + flag(rng, "--conv-bias", 0.3) + flag(rng, "--no-choice-bias", 0.2) +
+            flag(rng, "--old-config") +
+            ["--taps", rng.choice([1, 2, 3, 3, 4, 5, 9]), "--experts", n, "--topk", rng.randint(1, min(4, n)),
+             "--shared-experts", 0, "--norm-topk-prob", rng.choice(["true", "true", "false"]), "--routed-scale",
+             rng.choice([0.7, 1, 2.5]), "--kv-heads", kv, "--heads", kv * rng.choice([1, 2, 3]), "--head-dim",
+             rng.choice([4, 8, 16, 24]), "--full-layers", *full])
+
+
+DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "olmoe": olmoe, "mixtral": mixtral, "minimax_m2": minimax_m2, "lfm2": lfm2,
         "glm4": glm4, "glm4_lite": glm4_lite,
         "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
         "mistral4": mistral4, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
@@ -230,6 +242,8 @@ def targets(rng, a):
     mixers = families.attention_targets(a)
     if a.family in families.ZERO_CENTRED:
         mixers = mixers[:4] + (mixers[4:] if len(a.full_layers) < a.layers else [])
+    if a.family == "lfm2":
+        mixers = mixers[:4] * (len(a.full_layers) > 0) + mixers[4:] * (len(a.full_layers) < a.layers)
     parts = families.PARTS.get(a.family, ("gate", "up", "down"))
     dense = set(a.dense_layers) | {i for i in range(a.layers) if (i + 1) % a.sparse_step}
     routed = ["gate_up_proj", "down_proj"] if len(dense) < a.layers else []
@@ -255,7 +269,7 @@ def has_target(a, layer, name):
     if name.startswith(("dense_", "shared_")) or name in ("gate_up_proj", "down_proj"):
         return name.startswith("dense_") == (layer in a.dense_layers or (layer + 1) % a.sparse_step > 0)
     attention = name in families.attention_targets(a)[:4]
-    return a.family not in families.ZERO_CENTRED or attention == (layer in a.full_layers)
+    return a.family not in (*families.ZERO_CENTRED, "lfm2") or attention == (layer in a.full_layers)
 
 
 def layouts(rng, a):

@@ -27,7 +27,7 @@ import vllm_deepseek_v4
 
 CLASSES = {"gpt_oss": "gpt_oss.GptOssForCausalLM", "qwen3_moe": "qwen3_moe.Qwen3MoeForCausalLM",
            "olmoe": "olmoe.OlmoeForCausalLM", "mixtral": "mixtral.MixtralForCausalLM",
-           "minimax_m2": "minimax_m2.MiniMaxM2ForCausalLM",
+           "minimax_m2": "minimax_m2.MiniMaxM2ForCausalLM", "lfm2_moe": "lfm2_moe.Lfm2MoeForCausalLM",
            "glm4_moe": "glm4_moe.Glm4MoeForCausalLM", "glm4_moe_lite": "glm4_moe_lite.Glm4MoeLiteForCausalLM",
            "deepseek_v3": "deepseek_v2.DeepseekV3ForCausalLM",
            "qwen3_5_moe": "qwen3_5.Qwen3_5MoeForConditionalGeneration",
@@ -196,7 +196,7 @@ def main():
     vllm.lora.lora_model.PIN_MEMORY = vllm.lora.model_manager.PIN_MEMORY = False  # no GPU
     names, packed, is_3d = model_names(family, settings)
     if not is_3d:
-        short = family in ("mixtral", "minimax_m2", "deepseek_v4")
+        short = family in ("mixtral", "minimax_m2", "lfm2_moe", "deepseek_v4")
         w = ("w1", "w2", "w3") if short else ("gate_proj", "down_proj", "up_proj")
         packed["experts"] = [f"experts.{e}.{part}" for e in range(n_exp) for part in w]
     v4 = family == "deepseek_v4"

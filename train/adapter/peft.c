@@ -87,7 +87,8 @@ static void expert_module(char module[96], const struct tensor_names *names_of, 
     else if (f.form == FORM_LISTS)
         snprintf(module, 96, "mlp.experts.%ss.%lld", lora_target_name(p->target), (long long)expert);
     else
-        snprintf(module, 96, "%s.%lld.%s", f.mixtral ? "block_sparse_moe.experts" : lora_experts_module(names_of),
+        snprintf(module, 96, "%s.%lld.%s",
+                 f.mixtral && !names_of->experts ? "block_sparse_moe.experts" : lora_experts_module(names_of),
                  (long long)expert, names[f.mixtral][p->target == LORA_DOWN ? 2 : up]);
 }
 
@@ -249,6 +250,9 @@ static int target_of(const char *key, struct json value, enum lora_target *t, st
         if (peft_keys_stack(key, *t) || peft_keys_linear(key, *t)) return 0;
         if (!lora_target_is_shared(*t) && !lora_target_is_dense(*t) && !strcmp(key, lora_target_name(*t))) return 0;
     }
+    static const char *const lfm2[] = {"w1", "w3", "w2"}; /* as PEFT's users write them */
+    for (int i = 0; i < MT_LEN(lfm2); i++)
+        if (!strcmp(key, lfm2[i])) return *t = LORA_DENSE_GATE + (enum lora_target)i, 0;
     return json_error(value, err,
                       "is not a target, of which all layers have one rank and alpha; expected q_proj, k_proj, v_proj, "
                       "o_proj, gate_up_proj, down_proj or a module like mlp.shared_experts.up_proj");
@@ -319,6 +323,16 @@ static void detect_layout(struct source *src, uint64_t targets)
     src->alpha *= src->rslora ? sqrt(2) : 2;
 }
 
+/* Beside short convolutions in_proj is theirs, and out_proj is their output and that of attention. */
+static void share_patterns(struct source *src)
+{
+    static const enum lora_target to[] = {LORA_CONV_IN, LORA_CONV_OUT, LORA_O}, from[] = {LORA_IN, LORA_OUT, LORA_OUT};
+    for (int i = 0; i < MT_LEN(to); i++) {
+        if (!src->rank[to[i]]) src->rank[to[i]] = src->rank[from[i]];
+        if (fabs(src->gain[to[i]]) <= 0) src->gain[to[i]] = src->gain[from[i]];
+    }
+}
+
 static int scan_tensors(struct source *src, struct err *err)
 {
     uint64_t targets = 0;
@@ -352,6 +366,7 @@ static int scan_tensors(struct source *src, struct err *err)
                            PEFT_CONFIG_NAME);
     }
     detect_layout(src, targets);
+    if (targets & (1u << LORA_CONV_IN | 1u << LORA_CONV_OUT)) share_patterns(src);
     return 0;
 }
 

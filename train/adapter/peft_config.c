@@ -44,7 +44,8 @@ static void peft_name(const struct adapters *ad, enum lora_target t, char name[N
         return;
     }
     lora_target_module(ad->names, t, module);
-    if (lora_target_is_shared(t) || lora_target_is_dense(t) || ad->names->qualified)
+    const bool shares_name = t == LORA_CONV_IN || t == LORA_CONV_OUT || (t == LORA_O && ad->names->attn_out);
+    if (lora_target_is_shared(t) || lora_target_is_dense(t) || shares_name || ad->names->qualified)
         snprintf(name, NAME_SIZE, "%s%s", module, is_module(ad, t) ? "" : ".weight");
     else
         snprintf(name, NAME_SIZE, "%s", lora_target_name(t));

@@ -9,6 +9,10 @@
 static const struct tensor_names namings[] = {
     {.shared = "mlp.shared_experts"},
     {.shared = "mlp.shared_expert"},
+    {.shared = "mlp.shared_expert", /* LFM2 */
+     .experts = "feed_forward.experts",
+     .attn_out = "self_attn.out_proj",
+     .dense = {"feed_forward.w1", "feed_forward.w3", "feed_forward.w2"}},
     {.shared = "mixer.shared_experts", .experts = "mixer.experts", .up = "mixer.experts.#.up_proj", .block = "mixer"},
     {.shared = "mlp.shared_experts", .experts = "experts"}}; /* Gemma-4, without shared experts */
 
@@ -74,6 +78,11 @@ uint64_t peft_keys_parse(const char *key, int64_t *layer)
         {".block_sparse_moe.experts.#.w1.lora_", PEFT_KEYS_MIXTRAL | PEFT_KEYS_SPLIT | 1u << LORA_UP},
         {".block_sparse_moe.experts.#.w3.lora_", PEFT_KEYS_MIXTRAL | PEFT_KEYS_SPLIT | 1u << LORA_UP},
         {".block_sparse_moe.experts.#.w2.lora_", PEFT_KEYS_MIXTRAL | PEFT_KEYS_SPLIT | 1u << LORA_DOWN},
+        {".feed_forward.experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
+        {".feed_forward.experts.lora_", PEFT_KEYS_FUSED},
+        {".feed_forward.experts.#.w1.lora_", PEFT_KEYS_MIXTRAL | PEFT_KEYS_SPLIT | 1u << LORA_UP},
+        {".feed_forward.experts.#.w3.lora_", PEFT_KEYS_MIXTRAL | PEFT_KEYS_SPLIT | 1u << LORA_UP},
+        {".feed_forward.experts.#.w2.lora_", PEFT_KEYS_MIXTRAL | PEFT_KEYS_SPLIT | 1u << LORA_DOWN},
     };
     const bool nested = peft_keys_nested(key);
     const size_t prefix = strlen(nested ? PEFT_KEYS_NESTED : PEFT_KEYS_FLAT);

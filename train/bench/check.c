@@ -174,7 +174,7 @@ static double score_of(double logit, enum router_kind kind)
 static void weigh_sigmoid(double *gate, const double *logits, const int32_t *idx, int64_t n_top,
                           const struct router *router)
 {
-    double sum = 1e-20;
+    double sum = (double)router_floor(router);
     for (int64_t j = 0; j < n_top; j++) sum += gate[j] = score_of(logits[idx[j]], router->kind);
     for (int64_t j = 0; j < n_top; j++) gate[j] *= (double)router->scale / (router_divides(router) ? sum : 1);
 }

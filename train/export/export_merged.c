@@ -370,13 +370,13 @@ static bool is_linear(const struct arch *a, int64_t l, const char *rest)
 /* Whether the tensor is part of a matrix that add_layer lists, in any format. */
 static bool is_matrix(const struct merge *m, const char *name)
 {
-    static const char *const parts[] = {"mlp.experts.", "block_sparse_moe.experts.", "mixer.experts."};
     const struct arch *a = &m->x->run.arch;
+    const char *const parts[] = {"mlp.experts", "block_sparse_moe.experts", lora_experts_module(a->names)};
     int64_t layer;
     const char *rest = rest_of(m, name, &layer);
     if (!rest || layer >= a->n_layer) return false;
     for (int64_t i = 0; i < MT_LEN(parts); i++)
-        if (!strncmp(rest, parts[i], strlen(parts[i]))) return true;
+        if (!strncmp(rest, parts[i], strlen(parts[i])) && rest[strlen(parts[i])] == '.') return true;
     if (is_linear(a, layer, rest)) return true;
     for (int i = 0; i < 2 && a->names->router[i]; i++) {
         const size_t n = strlen(a->names->router[i]);

@@ -66,6 +66,8 @@ static bool parse_name(const struct arch *a, const char *name, struct gguf_name 
                 {"attn_k", LORA_K, false},
                 {"attn_v", LORA_V, false},
                 {"attn_output", LORA_O, false},
+                {"shortconv.in_proj", LORA_CONV_IN, false},
+                {"shortconv.out_proj", LORA_CONV_OUT, false},
                 {"attn_qkv", LORA_IN_QKV, false},
                 {"attn_gate", LORA_IN_Z, false},
                 {"ssm_beta", LORA_IN_B, false},

@@ -9,7 +9,7 @@ const char *gguf_names_arch(const struct arch *a)
         {"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},    {"olmoe", "olmoe"},
         {"mixtral", "llama"},         {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
         {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"}, {"qwen3_next", "qwen3next"},
-        {"kimi_k2", "deepseek2"},     {"minimax_m2", "minimax-m2"}};
+        {"kimi_k2", "deepseek2"},     {"minimax_m2", "minimax-m2"}, {"lfm2_moe", "lfm2moe"}};
     for (int64_t i = 0; i < MT_LEN(names); i++)
         if (!strcmp(names[i][0], a->family)) return names[i][1];
     for (int64_t l = 0; !strcmp(a->family, "nemotron_h") && l < a->n_layer; l++)
@@ -23,6 +23,8 @@ const char *gguf_names_matrix(const struct arch *a, enum lora_target t)
                                                     [LORA_K] = "attn_k",
                                                     [LORA_V] = "attn_v",
                                                     [LORA_O] = "attn_output",
+                                                    [LORA_CONV_IN] = "shortconv.in_proj",
+                                                    [LORA_CONV_OUT] = "shortconv.out_proj",
                                                     [LORA_IN_QKV] = "attn_qkv",
                                                     [LORA_IN_Z] = "attn_gate",
                                                     [LORA_IN_B] = "ssm_beta",

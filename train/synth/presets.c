@@ -276,6 +276,34 @@ static const struct preset_nemotron nano_tiny = {"ME*M-EME*E", 8, 32, 2, 32, 256
 static const struct preset_family nemotron_nano = {NEMOTRON, .nemotron = &nano};
 static const struct preset_family nemotron_tiny = {NEMOTRON, .nemotron = &nano_tiny};
 
+/* Attention in every fourth layer from the third on, and in the 22nd. */
+static void put_lfm2(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    json_out_i64(o, "intermediate_size", p->family->d_dense);
+    json_out_i64(o, "num_dense_layers", p->family->n_dense);
+    json_out_i64(o, "conv_L_cache", 3);
+    json_out_bool(o, "conv_bias", false);
+    json_out_bool(o, "use_expert_bias", true);
+    json_out_bool(o, "norm_topk_prob", true);
+    json_out_real(o, "routed_scaling_factor", 1);
+    json_out_open(o, "layer_types", '[');
+    for (int64_t l = 0; l < n_layer; l++)
+        json_out_str(o, NULL, (l % 4 == 2 && l < 20) || l == 21 ? "full_attention" : "conv");
+    json_out_close(o, ']');
+}
+
+#define LFM2                                                                                                           \
+    .model_type = "lfm2_moe", .class_name = "Lfm2MoeForCausalLM", .experts_key = "num_experts",                        \
+    .width_key = "moe_intermediate_size", .eps_key = "norm_eps", .tied = true, .eps = 1e-5, .vocab = 65536,            \
+    .bos = "<|startoftext|>", .eos = "<|im_end|>", .pad = "<|pad|>",                                                   \
+    .tokens = {{"<|pad|>", 0},           {"<|startoftext|>", 1},      {"<|endoftext|>", 2},                            \
+               {"<|im_start|>", 6},      {"<|im_end|>", 7},           {"<|tool_list_start|>", 8},                      \
+               {"<|tool_list_end|>", 9}, {"<|tool_call_start|>", 10}, {"<|tool_call_end|>", 11}},                      \
+    .experts = WF_BF16, .put = put_lfm2
+
+static const struct preset_family lfm2 = {LFM2, .d_dense = 7168, .n_dense = 2};
+static const struct preset_family lfm2_tiny = {LFM2, .d_dense = 384, .n_dense = 1};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -284,6 +312,8 @@ static const struct preset rows[] = {
     {"olmoe-1b-7b", &olmoe, 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 10000},
     {"mixtral-8x7b", &mixtral, 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1000000},
     {"minimax-m2", &minimax_m2, 62, 3072, 48, 8, 128, 256, 8, 1536, 200064, 196608, 5000000},
+    {"lfm2-8b-a1b", &lfm2, 24, 2048, 32, 8, 64, 32, 4, 1792, 65536, 128000, 1000000},
+    {"lfm2.5-8b-a1b", &lfm2, 24, 2048, 32, 8, 64, 32, 4, 1792, 128000, 128000, 1000000},
     {"glm-4.5-air", &glm4_air, 46, 4096, 96, 8, 128, 128, 8, 1408, 151552, 131072, 1000000},
     {"glm-4.7", &glm4, 92, 5120, 96, 8, 128, 160, 8, 1536, 151552, 202752, 1000000},
     {"glm-4.7-flash", &glm4_lite, 47, 2048, 20, 20, 256, 64, 4, 1536, 154880, 202752, 1000000},
@@ -301,6 +331,7 @@ static const struct preset rows[] = {
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
     {"mixtral-tiny", &mixtral, 4, 256, 2, 1, 128, 8, 2, 256, 2048, 32768, 1000000},
     {"minimax-tiny", &minimax_m2, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 196608, 5000000},
+    {"lfm2-tiny", &lfm2_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 128000, 1000000},
     {"glm-tiny", &glm4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 131072, 1000000},
     {"glm-flash-tiny", &glm4_lite_tiny, 4, 256, 4, 4, 64, 16, 4, 128, 2048, 202752, 1000000},
     {"deepseek-tiny", &deepseek_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 163840, 10000},
@@ -682,12 +713,12 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     json_out_i64(o, "vocab_size", p->vocab);
     json_out_i64(o, "max_position_embeddings", p->max_len);
     if (!f->text_type) json_out_i64(o, "rope_theta", p->theta);
-    json_out_real(o, "rms_norm_eps", f->eps);
+    json_out_real(o, f->eps_key ? f->eps_key : "rms_norm_eps", f->eps);
     json_out_bool(o, "attention_bias", f->attn_bias);
     json_out_real(o, "attention_dropout", 0);
     json_out_str(o, "hidden_act", "silu");
     json_out_real(o, "initializer_range", 0.02);
-    json_out_bool(o, "tie_word_embeddings", false);
+    json_out_bool(o, "tie_word_embeddings", f->tied);
     json_out_bool(o, "output_router_logits", false);
     if (f->aux_coef > 0) json_out_real(o, "router_aux_loss_coef", f->aux_coef);
     json_out_bool(o, "use_cache", true);

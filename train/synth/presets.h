@@ -30,6 +30,8 @@ struct preset;
 struct preset_family {
     const char *model_type, *class_name;
     const char *experts_key, *width_key; /* keys of config.json for the number of experts and their width */
+    const char *eps_key;                 /* NULL: rms_norm_eps */
+    bool tied;                           /* tie_word_embeddings */
     double eps, aux_coef;
     int64_t vocab; /* published size; the ids below belong to it */
     const char *bos, *eos, *pad;

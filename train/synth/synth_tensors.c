@@ -258,20 +258,33 @@ static void add_mamba(struct synth *s, int64_t layer)
     add_values(s, layer_name(s, layer, "mixer.norm.weight").s, v, 0, normal(1, 0.1));
 }
 
+/* LFM2's gated short convolution. */
+static void add_shortconv(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const int64_t d = a->d_model, taps = a->conv.n_tap;
+    add_linear(s, layer_name(s, layer, "conv.in_proj"), 3 * d, d, spread(d), a->conv.bias);
+    add(s, layer_name(s, layer, "conv.conv.weight").s, DT_BF16, 3, (int64_t[]){d, 1, taps}, normal(0, spread(taps)));
+    s->n_params += d * taps;
+    if (a->conv.bias) add_values(s, layer_name(s, layer, "conv.conv.bias").s, d, 0, normal(0, 0.1));
+    add_linear(s, layer_name(s, layer, "conv.out_proj"), d, d, spread(d) * residual_gain(a), a->conv.bias);
+}
+
 static void add_attention(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
     const struct attn_arch *h = arch_attn(a, layer);
     const int64_t d = a->d_model, q = h->n_head * h->head_dim, kv = h->n_kv * h->head_dim;
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
+    const char *const *own = a->names->qk_norm;
     add_linear(s, linear_name(s, layer, LORA_Q), arch_q_rows(a, layer), d, spread(d), a->attn_bias);
     add_linear(s, linear_name(s, layer, LORA_K), kv, d, spread(d), a->attn_bias);
     add_linear(s, linear_name(s, layer, LORA_V), kv, d, spread(d), a->attn_bias);
     add_linear(s, linear_name(s, layer, LORA_O), d, q, spread(q) * residual_gain(a), a->out_bias);
     if (a->sinks) add_values(s, layer_name(s, layer, "self_attn.sinks").s, h->n_head, 0, normal(0, 0.5));
     if (a->qk_norm == QK_NORM_NONE) return;
-    add_norm(s, layer_name(s, layer, "self_attn.q_norm"), whole ? q : h->head_dim);
-    add_norm(s, layer_name(s, layer, "self_attn.k_norm"), whole ? kv : h->head_dim);
+    add_norm(s, layer_name(s, layer, own[0] ? own[0] : "self_attn.q_norm"), whole ? q : h->head_dim);
+    add_norm(s, layer_name(s, layer, own[1] ? own[1] : "self_attn.k_norm"), whole ? kv : h->head_dim);
 }
 
 /* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and not counted as parameters. */
@@ -418,6 +431,8 @@ static void add_layer(struct synth *s, int64_t layer)
     }
     if (a->mixer[layer] == &mixer_deltanet)
         add_delta(s, layer);
+    else if (a->mixer[layer] == &mixer_shortconv)
+        add_shortconv(s, layer);
     else if (a->mixer[layer] == &mixer_compressed)
         add_compressed(s, layer);
     else if (a->mixer[layer] == &mixer_mamba)
@@ -459,9 +474,9 @@ void synth_tensors_add(struct synth *s)
     const struct tensor_names *n = a->names;
     snprintf(embed.s, sizeof(embed.s), "%s%s.weight", prefix(s), n->embed ? n->embed : "embed_tokens");
     snprintf(norm.s, sizeof(norm.s), "%s%s", prefix(s), n->last_norm ? n->last_norm : "norm");
-    add_values(s, embed.s, a->vocab, a->d_model, normal(0, 1));
+    add_values(s, embed.s, a->vocab, a->d_model, normal(0, a->tied ? spread(a->d_model) : 1)); /* tied: the head */
     for (int64_t l = 0; l < s->n_layer; l++) add_layer(s, l);
     add_norm(s, norm, a->d_model);
     if (a->hyper.n_stream) add_hyper(s, (struct name){"model.hc_head."}, "hc_", a->hyper.n_stream, 1);
-    add_values(s, "lm_head.weight", a->vocab, a->d_model, normal(0, spread(a->d_model)));
+    if (!a->tied) add_values(s, "lm_head.weight", a->vocab, a->d_model, normal(0, spread(a->d_model)));
 }

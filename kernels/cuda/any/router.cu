@@ -187,7 +187,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
 #pragma unroll
     for (int i = 0; i < N; i++) sum += chosen >> i & 1 ? s[i] : 0;
     sum = warp_sum(sum);
-    const float divisor = divides(job.router.kind) ? sum + 1e-20f : 1;
+    const float divisor = divides(job.router.kind) ? sum + job.router.floor : 1;
     write_chosen<N>(job, t, chosen, [&](int i) { return s[i] / divisor * job.router.scale; });
 }
 
@@ -272,9 +272,9 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
         return;
     }
     product(logits, x, w, is_sigmoid ? NULL : of_expert);
-    const struct choice_job job = {i32_ptr(r->idx),      f32_ptr(r->gate), f32_ptr(logits), of_expert,
-                                   r->gate.ld,           logits.ld,        n_tok,           (int)w->n_out,
-                                   (int)r->idx.shape[1], *router};
+    struct choice_job job = {i32_ptr(r->idx), f32_ptr(r->gate), f32_ptr(logits),      of_expert, r->gate.ld, logits.ld,
+                             n_tok,           (int)w->n_out,    (int)r->idx.shape[1], *router};
+    job.router.floor = router_floor(router);
     const auto kernel = is_sigmoid ? KERNEL_FOR(choose_sigmoid, w->n_out) : KERNEL_FOR(choose, w->n_out);
     kernel<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
@@ -440,7 +440,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_
     if (t >= job.n_tok) return;
     const float *dgate = job.dgate + t * job.ld_dgate, *logits = job.logits + t * job.ld_logits;
     const int32_t *idx = job.idx + t * job.n_top;
-    float d[N] = {}, sum = 1e-20f, mean = 0;
+    float d[N] = {}, sum = job.router.floor, mean = 0;
     for (int j = 0; j < job.n_top; j++) sum += score(logits[idx[j]], kind);
     for (int j = 0; j < job.n_top; j++) mean += score(logits[idx[j]], kind) / sum * dgate[j];
     for (int j = 0; j < job.n_top; j++) {
@@ -465,7 +465,7 @@ static __global__ void __launch_bounds__(WARP_THREADS) chosen_bwd(const struct g
     const enum router_kind kind = job.router.kind;
     if (t >= job.n_tok) return;
     const float dgate = job.dgate[t * job.ld_dgate + slot];
-    float d, sum = 1e-20f, mean = 0;
+    float d, sum = job.router.floor, mean = 0;
     if (kind == ROUTER_CHOSEN) {
         const float gate = job.gate[t * job.ld_gate + slot];
         for (int j = 0; j < job.n_top; j++) mean += __shfl_sync(all, gate, j) * __shfl_sync(all, dgate, j);
@@ -578,6 +578,7 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
     job.n_exp = (int)n_exp;
     job.n_top = (int)n_top;
     job.router = *router;
+    job.router.floor = router_floor(router);
     if (aux->coef != 0) {
         job.count = f32_ptr(aux->count);
         job.rows = (float)aux->rows;
