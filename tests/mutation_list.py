@@ -209,7 +209,7 @@ MUTATIONS = [
     ("train/loop.c", "const double w = fmax(0.1, 1 / (double)n);", "const double w = fmax(0.2, 1 / (double)n);",
      "bookkeeping"),
     ("train/run/run_evaluate.c", "(double)sum.n_hit /", "(double)(sum.n_hit / 2) /", "parity:test_base_eval"),
-    ("train/run/run_evaluate.c", "exp(sum.nll / labels)", "exp(out->loss)",
+    ("train/run/run_evaluate.c", "sum.nll / labels);", "out->loss);",
      "distill:the_loss*"),
     ("train/config/epochs.c", "(batches + accum - 1) / accum", "batches / accum", "loader"),
     ("train/adapter/peft.c", "src->alpha *= src->rslora ? sqrt(2) : 2;", "src->alpha *= 2;", "families:test_split*"),
