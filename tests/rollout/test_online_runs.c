@@ -119,7 +119,7 @@ static void log_and_iterations(void **state)
     (void)state;
     const char *run = config_of("");
     if (RUN(SETS(run, "--set", "objective.steps_per_generation=2", "--set", "objective.num_iterations=2", "--set",
-                 "output.save_every=1")))
+                 "objective.temperature=0.7", "--set", "output.save_every=1")))
         fail_msg("%s", said.err);
     assert_true(number_of(run, "rollouts", 1, "rows") == 16);
     assert_true(number_of(run, "rollouts", 1, "sampling/own_logp_difference/mean") < 1e-4);
@@ -128,10 +128,10 @@ static void log_and_iterations(void **state)
     /* continued inside the batch */
     const char *part = config_of("");
     if (RUN(SETS(part, "--set", "objective.steps_per_generation=2", "--set", "objective.num_iterations=2", "--set",
-                 "output.save_every=1", "--set", "train.steps=3")))
+                 "objective.temperature=0.7", "--set", "output.save_every=1", "--set", "train.steps=3")))
         fail_msg("%s", said.err);
     if (RUN(SETS(part, "--set", "objective.steps_per_generation=2", "--set", "objective.num_iterations=2", "--set",
-                 "output.save_every=1")))
+                 "objective.temperature=0.7", "--set", "output.save_every=1")))
         fail_msg("%s", said.err);
     assert_same_output(run, part, ADAPTER);
 }

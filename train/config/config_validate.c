@@ -183,9 +183,17 @@ bool config_quantises(const struct config *c)
 }
 
 static const struct unused {
-    const char *keys[5];
-    struct config_need needs[3]; /* one of them is enough */
+    const char *keys[8];
+    struct config_need needs[7]; /* one of them is enough */
 } unused[] = {
+    {{"rollout.top_p", "rollout.top_k", "rollout.min_p", "rollout.dynamic_rounds", "rollout.replay",
+      "rollout.max_logp_difference", "output.rollouts"},
+     {{"objective.kind", "grpo"},
+      {"objective.kind", "dr_grpo"},
+      {"objective.kind", "dapo"},
+      {"objective.kind", "gspo"},
+      {"objective.kind", "rloo"},
+      {"objective.kind", "cispo"}}},
     {{"distill.alpha", "distill.temperature", "distill.kl", "distill.topk"}, {{"distill.teacher", NULL}}},
     {{"quant.start", "quant.narrow", "quant.targets"}, {{"quant.weights", NULL}, {"quant.activations", NULL}}},
     {{"quant.mode", "quant.amax"}, {{"quant.weights", NULL}}},

@@ -32,7 +32,6 @@ static void compare(const struct online *o, struct batch *b, int64_t first, cons
                     struct online_proof *p)
 {
     const int64_t k = o->run->arch.top_k, n = o->rows.n_routing;
-    const bool same_temperature = fabs(o->run->cfg->objective.temperature - 1) < 1e-12;
     for (int64_t s = 0, label = 0; s < b->n_seq; s++) {
         const struct rollout row = rollouts_row(&o->rows, first + s);
         for (int64_t t = b->cu[s]; own && t + 1 < b->cu[s + 1]; t++)
@@ -42,7 +41,7 @@ static void compare(const struct online *o, struct batch *b, int64_t first, cons
             const double q = (double)row.logprobs[b->label_row[label] + 1 - b->cu[s] - row.n_prompt];
             const double d = fabs(-(double)nll[label] - q);
             p->n++;
-            p->mean += same_temperature ? d : NAN;
+            p->mean += d;
             p->most = isnan(d) || d > p->most ? d : p->most;
         }
     }
@@ -90,7 +89,7 @@ void online_prove(struct online *o, struct online_proof *p)
         &(struct model_pass){.unquantised = r->model.qat.waiting, .choices = records ? CHOICES_RECORDED : CHOICES_OWN});
     model_fwd(&r->model);
     if (records) choices_read(&r->model.choices, &r->dev, own);
-    model_nll(&r->model, nll);
+    model_policy_values(&r->model, nll, NULL);
     model_end(&r->model);
     compare(o, &b, first, nll, own, p);
     join(o, p);

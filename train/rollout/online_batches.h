@@ -13,7 +13,7 @@ void online_micro_batch(const struct online *o, int64_t step, int64_t i, struct 
  * experts. */
 struct online_proof {
     int64_t n, n_choice;  /* tokens of completions; choices of a token and layer */
-    double mean, most;    /* |difference| of log-probabilities; NaN: objective.temperature is not 1 */
+    double mean, most;    /* |difference| of log-probabilities */
     double other_experts; /* share of the choices that differ; NaN: no layer chooses */
 };
 /* All ranks call it, and get one result. */
