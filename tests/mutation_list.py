@@ -37,6 +37,7 @@ MUTATIONS = [
     ("train/policy/generation.c", "reward[i] -= beta * sum;", "reward[i] += beta * sum;", "policy_parity"),
     ("train/policy/generation_step.c", "case POLICY_PER_LENGTH: return 1 / (rows * s->max_length);",
      "case POLICY_PER_LENGTH: return 1 / (rows * n);", "policy_parity"),
+    ("train/run/run_evaluate.c", "if (b->choices) of_batch.choices = CHOICES_GIVEN;", "", "policy:rows_with*"),
     ("train/session/policy_run.c", "step / steps * n", "step % steps * n", "policy:a_run*"),
     ("data/loader.c", "i / of_generation * l->opt.generation + i % l->opt.generation", "i % l->opt.generation",
      "policy_parity"),

@@ -128,7 +128,7 @@ static void begin_policy(struct run *r, struct batch *b, const struct step_count
     struct model_pass passes[8] = {{0}};
     int64_t n_kept = counts->labels;
     generation_begin(&g, r, &r->train, &r->rollouts, 0, policy_generation_rows(cfg));
-    for (int64_t i = 0; i < n; i++) micro_batch_share(&b[i], &r->model, cfg->objective.num_generations);
+    for (int64_t i = 0; i < n; i++) generation_batch(&b[i], r, &r->rollouts);
     if (cfg->objective.top_entropy_quantile < 1)
         pass->entropy_from = generation_entropy(r, b, passes, n, cfg->objective.top_entropy_quantile, &n_kept);
     pass->entropy_share = 1 / (double)n_kept;

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "data/rollout/routing_text.h"
 #include "data/source/row_source.h"
 #include "data/source/source_list.h"
 
@@ -13,6 +14,7 @@ struct row_arrays {
     int32_t *prompt, *completion;
     float *logprobs;
     uint8_t *mask;
+    uint16_t *routing;
 };
 
 static void arrays_free(struct row_arrays *a)
@@ -21,6 +23,7 @@ static void arrays_free(struct row_arrays *a)
     mem_free(a->completion);
     mem_free(a->logprobs);
     mem_free(a->mask);
+    mem_free(a->routing);
 }
 
 static int32_t *read_ids(struct json row, const char *key, int64_t vocab, int64_t *n, struct err *err)
@@ -117,6 +120,17 @@ static int read_reward(struct rollout *out, struct json row, struct err *err)
     return read_number(reward, &out->reward, err);
 }
 
+static int read_routing(struct rollout *out, struct row_arrays *a, struct json row, const struct rollout_options *opt,
+                        struct err *err)
+{
+    const struct json routing = json_find(row, "routing");
+    const int64_t n = out->n_prompt + out->n_completion - 1;
+    if (!opt->n_layer || !json_given(routing)) return 0;
+    if (routing_text_read(&a->routing, routing, n, opt->n_layer, opt->n_top, opt->n_exp, err)) return -1;
+    out->routing = a->routing;
+    return 0;
+}
+
 static int read_row(struct rollout *out, struct row_arrays *a, struct json row, const struct rollout_options *opt,
                     struct err *err)
 {
@@ -130,7 +144,7 @@ static int read_row(struct rollout *out, struct row_arrays *a, struct json row, 
                           (long long)(out->n_prompt + out->n_completion), (long long)opt->seq_len);
     if (read_reward(out, row, err) || json_get_i64(row, "group", INT64_MIN, INT64_MAX, &out->group, err) ||
         read_logprobs(a, row, out->n_completion, err) || read_mask(a, row, out->n_completion, err) ||
-        read_end(out, row, opt, err))
+        read_end(out, row, opt, err) || read_routing(out, a, row, opt, err))
         return -1;
     out->logprobs = a->logprobs;
     out->mask = a->mask;

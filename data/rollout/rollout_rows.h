@@ -10,6 +10,8 @@ struct rollout_options {
     int64_t seq_len;        /* prompt and completion have at most so many tokens */
     const int32_t *end_ids; /* [n_end] tokens that end generation: how rows without finish_reason end */
     int64_t n_end;
+    int64_t n_layer, n_top,
+        n_exp;        /* of `routing`: routed layers, experts of a token, experts; n_layer 0: it is not read */
     int64_t max_rows; /* of each entry of the list of files, the first; 0: all */
 };
 
@@ -18,6 +20,7 @@ struct rollout_options {
  * - reward: a number or null; group: an integer
  * - logprobs: a number or null per completion token; the list may be null or missing
  * - mask: 0 or 1 per completion token; missing: all 1
+ * - routing: the experts of the sampler (routing_text.h); missing: unknown. r->n_routing is n_layer * n_top
  * - finish_reason: "length" is a row without an end token; missing: the last token tells
  * Programs write such rows, so every deviation is an error. */
 int rollout_row_add(struct rollouts *r, struct json row, const struct rollout_options *opt, struct err *err) MT_CHECK;

@@ -173,6 +173,42 @@ static void rows_of_generate(void **state)
     assert_close(metric(config, 0, "loss"), 0, 1e-12);
 }
 
+/* The sampler's experts: with those that the trainer would choose nothing changes but the rows of prompts, which are
+ * not shared; every row has them, or none. */
+static void rows_with_experts(void **state)
+{
+    (void)state;
+    static const char *const sets = "train.micro_batch=4 train.grad_accum=2 train.steps=2 objective.num_iterations=2";
+    static char text[1 << 17];
+    char rows[2][MT_PATH + 32];
+    const char *run[2];
+    char prompts[MT_PATH];
+    snprintf(prompts, sizeof(prompts), "%s", rows_file("{\"prompt\": \"a b c\"}\n{\"prompt\": \"d\"}\n"));
+    for (int i = 0; i < 2; i++) {
+        run[i] = config_of("kind = grpo\nbeta = 0.1", "");
+        snprintf(rows[i], sizeof(rows[i]), "%s/rollouts.jsonl", scratch_dir());
+        if (RUN("generate", run[i], "--base", "--input", prompts, "--output", rows[i], "--format", "rollouts",
+                "--samples", "4", "--temperature", "1", "--tokens", "6", "--set", "data.eval=", "--set",
+                "data.format=rollouts", i ? "--routing" : NULL))
+            fail_msg("%s", said.err);
+        process_read(rows[i], text, sizeof(text));
+        for (char *at = strstr(text, "\"reward\": null"), n = 0; at; at = strstr(at, "\"reward\": null"), n++)
+            memcpy(at, n % 3 ? "\"reward\": 1   " : "\"reward\": 0.5 ", 14);
+        snprintf(rows[i], sizeof(rows[i]), "%s", rows_file(text));
+        if (run_on(rows[i], run[i], sets)) fail_msg("%s", said.err);
+        assert_true(!strstr(said.err, "experts are those of the sampler") == !i);
+    }
+    assert_close(metric(run[0], 0, "grad_norm"), metric(run[1], 0, "grad_norm"), 1e-3);
+    assert_close(metric(run[0], 0, "entropy"), metric(run[1], 0, "entropy"), 1e-4);
+    assert_true(metric(run[0], 1, "grad_norm") != metric(run[1], 1, "grad_norm")); /* the trainer's own have changed */
+    assert_close(metric(run[1], 0, "ratio/mean"), 1, 0);
+    char *at = strstr(text, "\"routing\"");
+    assert_non_null(at);
+    at[1] = 'x';
+    assert_int_equal(run_on(rows_file(text), config_of("kind = grpo", ""), sets), 1);
+    assert_says(said.err, "7 of 8 rows have `routing`, and row 1 does not");
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -212,6 +248,6 @@ int test_policy(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_may_be_divided), cmocka_unit_test(a_run_continues),
                                        cmocka_unit_test(rows_without_gradient), cmocka_unit_test(rows_of_generate),
-                                       cmocka_unit_test(refusals)};
+                                       cmocka_unit_test(rows_with_experts),     cmocka_unit_test(refusals)};
     return cmocka_run_group_tests_name("policy", tests, NULL, NULL);
 }

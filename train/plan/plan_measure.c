@@ -12,6 +12,7 @@
 #include "model/layers/dora.h"
 #include "model/lora_init.h"
 #include "train/adapter/peft.h"
+#include "train/objective/policy.h"
 #include "train/objective/run_objective.h"
 
 struct quantize plan_quantize(const struct config *cfg)
@@ -232,7 +233,8 @@ static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised,
                                     .aux_share = 1,
                                     .objective = true,
                                     .unquantised = !quantised,
-                                    .choices = p->q->replays ? CHOICES_GIVEN : CHOICES_OWN};
+                                    /* the sampler's experts, which rows of files may have too */
+                                    .choices = p->q->replays || policy_is(p->q->cfg) ? CHOICES_GIVEN : CHOICES_OWN};
     plan_progress(p->q);
     p->dev.work = arena_measure("work");
     p->dev.flops = p->dev.floor_ms = 0;

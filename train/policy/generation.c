@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/prefix.h"
 #include "data/rollout/rollout_choices.h"
 #include "train/objective/micro_batch.h"
 
@@ -53,6 +52,12 @@ static float *sampler_of(const struct generation *g, const struct dataset *ds, c
 
 /* ---- passes ---- */
 
+void generation_batch(struct batch *b, const struct run *r, const struct rollouts *rows)
+{
+    micro_batch_share(b, &r->model, r->cfg->objective.num_generations);
+    rollout_choices(b, rows);
+}
+
 /* Labels of a micro-batch from document `doc` on, in the arrays of g. */
 static float *at_label(float *all, const struct generation *g, int64_t doc)
 {
@@ -99,8 +104,7 @@ static void score(struct run *r, const struct generation *g, const struct datase
         struct batch b;
         for (int64_t k = 0; k < size; k++) docs[k] = g->first + i * size + k;
         batch_open(&b, ds, docs, size);
-        micro_batch_share(&b, &r->model, r->cfg->objective.num_generations);
-        rollout_choices(&b, rows);
+        generation_batch(&b, r, rows);
         score_batch(r, g, &b, needs);
         batch_free(&b);
     }

@@ -49,6 +49,9 @@ struct generation_needs generation_needs(const struct config *c, const struct ro
 int64_t generation_labels(const struct dataset *ds, int64_t first, int64_t n);
 void generation_free(struct generation *g);
 
+/* A micro-batch of rows shares the rows of prompts, and has the sampler's experts where rows have them: before
+ * generation_attach. */
+void generation_batch(struct batch *b, const struct run *r, const struct rollouts *rows);
 /* Gives a micro-batch of rows of g what the loss reads of them. counts: of the whole optimizer step. */
 void generation_attach(const struct generation *g, const struct config *c, const struct step_counts *counts,
                        struct batch *b);

@@ -81,6 +81,7 @@ double generation_entropy(struct run *r, const struct batch *b, const struct mod
         const struct model_batch mb = micro_batch_of(&b[i]);
         if (i % all->world != all->rank) continue;
         pass.backward = pass.objective = pass.last = false;
+        pass.choices = b[i].choices ? CHOICES_GIVEN : CHOICES_OWN;
         model_begin(&r->model, &mb, &pass);
         model_fwd(&r->model);
         model_policy_values(&r->model, nll, entropy + at);

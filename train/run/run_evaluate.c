@@ -26,7 +26,9 @@ struct loader_options run_loader_options(const struct config *cfg, bool train)
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass)
 {
     const struct model_batch mb = micro_batch_of(b);
-    model_begin(&r->model, &mb, pass);
+    struct model_pass of_batch = *pass;
+    if (b->choices) of_batch.choices = CHOICES_GIVEN;
+    model_begin(&r->model, &mb, &of_batch);
     model_fwd(&r->model);
     model_loss(&r->model);
 }

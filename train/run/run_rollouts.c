@@ -5,6 +5,7 @@
 #include "data/eos_ids.h"
 #include "data/rollout/rollout_documents.h"
 #include "data/rollout/rollout_rows.h"
+#include "model/layers/choices.h"
 #include "train/objective/policy.h"
 #include "train/run/run.h"
 
@@ -21,6 +22,22 @@ static int check_old(const struct run *r, struct err *err)
                                (long long)(i + 1), (long long)t);
     }
     return 0;
+}
+
+/* Rows of a micro-batch have all the sampler's experts, or none. */
+static int check_routing(const struct run *r, int64_t *n, struct err *err)
+{
+    int64_t without = -1;
+    *n = 0;
+    for (int64_t i = 0; i < r->rollouts.n; i++) {
+        *n += r->rollouts.routing[i] != NULL;
+        if (!r->rollouts.routing[i] && without < 0) without = i;
+    }
+    if (!*n || without < 0) return 0;
+    return err_set(err,
+                   "%lld of %lld rows have `routing`, and row %lld does not: sample all rows with `generate "
+                   "--routing`, or remove `routing` from all",
+                   (long long)*n, (long long)r->rollouts.n, (long long)(without + 1));
 }
 
 static int check_rows(const struct run *r, struct err *err)
@@ -48,8 +65,15 @@ int run_open_rollouts(struct run *r, struct err *err)
                                         .seq_len = c->data.seq_len,
                                         .end_ids = ends.ids,
                                         .n_end = ends.n,
+                                        .n_layer = choices_layers(&r->arch),
+                                        .n_top = r->arch.top_k,
+                                        .n_exp = r->arch.n_exp,
                                         .max_rows = c->data.max_samples};
+    r->rollouts.n_routing = opt.n_layer * opt.n_top;
     if (rollout_rows_load(&r->rollouts, r->train_files, &opt, err) || check_rows(r, err)) return -1;
+    int64_t n_routing;
+    if (check_routing(r, &n_routing, err)) return -1;
+    if (n_routing) log_info("rollouts: experts are those of the sampler (`routing`)");
     rollout_documents(&r->train, &r->rollouts, c->objective.mask_truncated);
     log_info("rollouts: %lld rows, %lld groups, %lld with log-probabilities of the sampler", (long long)r->rollouts.n,
              (long long)(r->rollouts.n / c->objective.num_generations), (long long)r->rollouts.n_logprobs);

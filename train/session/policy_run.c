@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-#include "data/rollout/rollout_choices.h"
-
 /* The generation of the next step, and its step there; 0: it begins. */
 struct place {
     int64_t first, n, step;
@@ -99,8 +97,7 @@ void policy_run_begin(struct training *t, struct batch *b, const struct step_cou
         g->stats.n_token = tokens_so_far(t, &p);
     }
     for (int64_t i = 0; i < r->cfg->train.grad_accum; i++) {
-        micro_batch_share(&b[i], &r->model, r->cfg->objective.num_generations);
-        if (config_is_online(r->cfg)) rollout_choices(&b[i], rows_of(t));
+        generation_batch(&b[i], r, rows_of(t));
         generation_attach(g, r->cfg, counts, &b[i]);
     }
     find_entropy(t, b, counts);
