@@ -29,7 +29,7 @@ static double stream_params(const struct arch *a)
 /* Parameters of the frozen model, without norms and biases. */
 static double base_params(const struct arch *a)
 {
-    double sum = 2.0 * (double)a->vocab * (double)a->d_model + stream_params(a);
+    double sum = (a->tied ? 1.0 : 2.0) * (double)a->vocab * (double)a->d_model + stream_params(a);
     for (int64_t l = 0; l < a->n_layer; l++) {
         struct product q[LAYER_PRODUCTS];
         layer_products(a, l, q);

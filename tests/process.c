@@ -13,7 +13,7 @@
 #include "data/safetensors.h"
 
 #define CASE     "parity/case_a"
-#define MAX_ARGS 32
+#define MAX_ARGS 48
 
 struct said said;
 
@@ -161,7 +161,7 @@ double adapter_error(const char *a, const char *b)
 
 int process_run_sets(const char *config, const char *sets)
 {
-    const char *words[32] = {config};
+    const char *words[48] = {config};
     char text[2048];
     int n = 1;
     snprintf(text, sizeof(text), "%s", sets);

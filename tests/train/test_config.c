@@ -596,12 +596,12 @@ static void validation_names_the_key(void **state)
         {"data.chat_kwargs=[1]",
          "data.chat_kwargs = [1]: chat_template_kwargs: must be an object of at most 12 members, "
          "as in {\"thinking\": true}"},
-        {"lora.targets=q_prj",
-         "lora.targets: unknown target \"q_prj\" (did you mean q_proj?); known: q_proj, k_proj, "
-         "v_proj, o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, kv_proj, o_b_proj, in_proj_qkv, "
-         "in_proj_z, in_proj_b, in_proj_a, in_proj_qkvz, in_proj_ba, in_proj, out_proj, gate_up_proj, down_proj, "
-         "shared_gate_proj, shared_up_proj, shared_down_proj, dense_gate_proj, dense_up_proj, "
-         "dense_down_proj, attention, mixers, experts, shared_experts, dense, all-linear"},
+        {"lora.targets=q_prj", "lora.targets: unknown target \"q_prj\" (did you mean q_proj?); known: q_proj, k_proj, "
+                               "v_proj, o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, kv_proj, o_b_proj, "
+                               "conv_in_proj, conv_out_proj, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, "
+                               "in_proj_qkvz, in_proj_ba, in_proj, out_proj, gate_up_proj, down_proj, "
+                               "shared_gate_proj, shared_up_proj, shared_down_proj, dense_gate_proj, dense_up_proj, "
+                               "dense_down_proj, attention, mixers, experts, shared_experts, dense, all-linear"},
         {"lora.targets=gate_proj",
          "lora.targets: \"gate_proj\": in PEFT this name matches routed experts, shared experts and dense layers; "
          "write "
@@ -734,6 +734,7 @@ static void configs_of_the_repository_are_valid(void **state)
                                  "qwen35_35b_a3b_qlora.ini",
                                  "qwen3next_80b_a3b_qlora.ini",
                                  "olmoe_1b_7b_lora.ini",
+                                 "lfm2_8b_a1b_lora.ini",
                                  "mixtral_8x7b_qlora.ini",
                                  "minimax_m2_qlora.ini",
                                  "glm47_flash_qlora.ini",

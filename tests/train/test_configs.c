@@ -30,6 +30,7 @@ static const struct example {
     {"qwen3next_80b_a3b_qlora.ini", "qwen3-next-80b-a3b", "qwen3-next-tiny",
      "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"glm45_air_qlora.ini", "glm-4.5-air", "glm-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
+    {"lfm2_8b_a1b_lora.ini", "lfm2-8b-a1b", "lfm2-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"olmoe_1b_7b_lora.ini", "olmoe-1b-7b", "olmoe-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"mixtral_8x7b_qlora.ini", "mixtral-8x7b", "mixtral-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"minimax_m2_qlora.ini", "minimax-m2", "minimax-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
