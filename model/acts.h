@@ -134,8 +134,8 @@ struct moe_acts {
     struct route route;  /* T*J rows */
     struct tensor share; /* [T, J] stat: the router's gates before their scales, which those of route include;
                             absent without scales */
-    struct tensor router_in, drouter_in; /* [T, D] act: views that ffn_parallel.c sets; absent: the input of the
-                                            experts. The router adds to drouter_in */
+    struct tensor router_in, drouter_in; /* [T, D] act: views that ffn_parallel.c and ffn_latent.c set; absent: the
+                                            input of the experts. The router adds to drouter_in */
     struct tensor logits;         /* [T, E] stat; only when the router's backward or the auxiliary loss reads them */
     struct tensor pre;            /* [M, glu_cols(F)] act, expert order */
     struct tensor up_xa, down_ha; /* [M, R] act */
@@ -183,6 +183,12 @@ struct mamba_acts {
     struct tensor out_xa;    /* absent: out has no adapter */
 };
 
+/* Activations of ffn_latent.c. */
+struct latent_acts {
+    struct tensor in, out;        /* [T, Z] act: of the experts; groups FFN, KEPT */
+    struct tensor down_xa, up_xa; /* [T, R] act */
+};
+
 /* Activations of one layer. Each kind of mixer and feed-forward network has a member; a layer uses those of its kinds.
  * It has one mixer: the members of mixers share memory. */
 struct layer_acts {
@@ -203,6 +209,7 @@ struct layer_acts {
     struct moe_acts moe;
     struct shared_acts shared;
     struct parallel_acts parallel;
+    struct latent_acts latent;
 };
 
 /* The arguments of a kind's plan function. */

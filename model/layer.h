@@ -117,6 +117,6 @@ struct ffn_kind {
 #define X(kind) extern const struct mixer_kind mixer_##kind;
 MIXERS(X)
 #undef X
-extern const struct ffn_kind ffn_moe, ffn_shared, ffn_parallel, ffn_dense;
+extern const struct ffn_kind ffn_moe, ffn_shared, ffn_parallel, ffn_latent, ffn_dense;
 
 #endif

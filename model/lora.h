@@ -32,7 +32,7 @@ struct lora_param {
 
 /* A matrix of a layer, or a stack of one per expert, described for the adapters by its kind (model/layer.h). Its rows
  * are the rows of its targets in order (q, k, v); one struct lora adapts them all. */
-enum { MIXER_PRODUCTS = 4, LAYER_PRODUCTS = 8, PRODUCT_TARGETS = 3 };
+enum { MIXER_PRODUCTS = 4, LAYER_PRODUCTS = 10, PRODUCT_TARGETS = 3 };
 struct product {
     size_t proj;                /* offset of its struct proj in struct layer_weights */
     int64_t n_exp, n_out, n_in; /* n_exp 1: one matrix */

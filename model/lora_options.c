@@ -42,6 +42,8 @@ static const struct {
     [LORA_DENSE_GATE] = {"dense_gate_proj", "mlp.gate_proj", "d_gate"},
     [LORA_DENSE_UP] = {"dense_up_proj", "mlp.up_proj", "d_up"},
     [LORA_DENSE_DOWN] = {"dense_down_proj", "mlp.down_proj", "d_down"},
+    [LORA_LATENT_DOWN] = {"fc1_latent_proj", "mlp.fc1_latent_proj", "fc1"},
+    [LORA_LATENT_UP] = {"fc2_latent_proj", "mlp.fc2_latent_proj", "fc2"},
 };
 
 /* Words for several targets. */
@@ -172,6 +174,7 @@ static int refuse_target(const struct lora_model *model, const char *word, enum 
                        gate && model->has[t + 1]  ? "gates in its networks"
                        : lora_target_is_shared(t) ? "shared experts"
                        : lora_target_is_dense(t)  ? "dense layers"
+                       : t > LORA_DENSE_DOWN      ? "latent around its experts"
                                                   : "experts");
     for (t = LORA_Q; t < LORA_TARGETS; t++)
         if (model->has[t])

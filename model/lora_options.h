@@ -34,6 +34,8 @@ enum lora_target {
     LORA_DENSE_GATE, /* of layers without routed experts */
     LORA_DENSE_UP,
     LORA_DENSE_DOWN,
+    LORA_LATENT_DOWN, /* around routed experts */
+    LORA_LATENT_UP,
     LORA_TARGETS
 };
 

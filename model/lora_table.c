@@ -139,7 +139,7 @@ static const char *dropout_text(const struct adapters *ad)
 {
     bool mixer = false, network = false; /* of shared experts or dense layers */
     for (enum lora_target t = LORA_Q; t < LORA_UP; t++) mixer |= ad->target[t];
-    for (enum lora_target t = LORA_SHARED_GATE; t <= LORA_DENSE_DOWN; t++) network |= ad->target[t];
+    for (enum lora_target t = LORA_SHARED_GATE; t < LORA_TARGETS; t++) network |= ad->target[t];
     return !(ad->dropout > 0) ? ""
            : network          ? " on all but routed experts (PEFT has none for those)"
            : mixer            ? " on attention (PEFT has none for experts)"

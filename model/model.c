@@ -63,6 +63,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"linear_key_head_dim", d->key_dim, d->key_dim % 8 == 0 && d->key_dim <= 128, "a multiple of 8, at most 128"},
         {"linear_value_head_dim", d->value_dim, d->value_dim % 8 == 0 && d->value_dim <= 128,
          "a multiple of 8, at most 128"},
+        {"moe_latent_size", a->d_latent, a->d_latent % 8 == 0, "a multiple of 8"},
         {"mamba_head_dim", m->head_dim, m->head_dim <= 128, "at most 128"},
         {"ssm_state_size", m->state, m->state <= 128, "at most 128"},
         {"mamba_num_heads * mamba_head_dim / n_groups", group, group % 8 == 0, "a multiple of 8"},

@@ -86,6 +86,7 @@ struct layer_weights {
     struct proj shared_up, shared_down; /* [glu_cols(G), D]: gate rows, up rows; [D, G]; G = arch.d_shared */
     struct weight shared_gate;          /* [1, D] */
     struct parallel_weights parallel;   /* whose dense network is shared_up, shared_down, G = arch.d_dense */
+    struct proj latent_down, latent_up; /* [Z, D], [D, Z] of ffn_latent.c; Z in place of D below */
     struct proj up, down; /* [E, glu_cols(F), D], [E, D, F]; with expert parallelism only this rank's E/P experts. A
                            * dense layer has one matrix each, of its width */
 };

@@ -341,7 +341,8 @@ static const struct family families[] = {
      .glu = {.kind = GLU_GELU}},
 };
 
-static const struct nemotron_kinds nemotron_kinds = {&mixer_mamba, &mixer_attention, &ffn_shared, &ffn_dense};
+static const struct nemotron_kinds nemotron_kinds = {&mixer_mamba, &mixer_attention, &ffn_shared, &ffn_latent,
+                                                     &ffn_dense};
 
 /* Classes with a vision tower, of any family: model_type of their text_config names it. */
 static bool is_wrapper(struct json root)

@@ -51,7 +51,7 @@ static int opt_bool(struct json root, const char *name, const char *other, bool 
 static void set_kind(struct arch *a, const struct nemotron_kinds *kinds, int64_t l, enum kind kind)
 {
     a->mixer[l] = kind == MAMBA ? kinds->mamba : kind == ATTENTION ? kinds->attention : NULL;
-    a->ffn[l] = kind == EXPERTS ? kinds->experts : kind == DENSE ? kinds->dense : NULL;
+    a->ffn[l] = kind == EXPERTS ? (a->d_latent ? kinds->latent : kinds->experts) : kind == DENSE ? kinds->dense : NULL;
     a->dense[l] = kind == DENSE;
 }
 
@@ -180,7 +180,9 @@ static int read_sizes(struct arch *a, struct json root, struct err *err)
         json_opt_i64(root, "num_experts_per_tok", 1, 65536, &a->top_k, err) ||
         json_opt_i64(root, a->d_ff_key, 1, big, &a->d_ff, err) ||
         json_opt_i64(root, "moe_shared_expert_intermediate_size", 1, big, &a->d_shared, err) ||
-        json_opt_i64(root, "intermediate_size", 1, big, &a->d_dense, err))
+        json_opt_i64(root, "intermediate_size", 1, big, &a->d_dense, err) ||
+        (json_given(json_find(root, "moe_latent_size")) &&
+         json_get_i64(root, "moe_latent_size", 1, big, &a->d_latent, err)))
         return -1;
     if (h->n_head % h->n_kv)
         return json_error(root, err, "num_attention_heads %lld is no multiple of num_key_value_heads %lld",
@@ -199,7 +201,7 @@ static int refuse_variants(struct json root, struct err *err)
     static const struct {
         const char *key, *only;
     } acts[] = {{"mlp_hidden_act", "relu2"}, {"mamba_hidden_act", "silu"}};
-    const struct json window = json_find(root, "sliding_window"), latent = json_find(root, "moe_latent_size");
+    const struct json window = json_find(root, "sliding_window");
     bool mlp_bias = false;
     double dropout = 0;
     for (int i = 0; i < MT_LEN(acts); i++) {
@@ -213,14 +215,13 @@ static int refuse_variants(struct json root, struct err *err)
     if (mlp_bias) return json_error(root, err, "mlp_bias = true is not supported (false)");
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
     if (json_given(window)) return json_error(window, err, "is not supported (null)");
-    if (json_given(latent)) return json_error(latent, err, "is not supported (null)");
     return 0;
 }
 
 int nemotron_read(struct arch *a, const struct nemotron_kinds *kinds, struct json root, struct err *err)
 {
     double eps = 1e-5;
-    if (read_layers(a, kinds, root, err) || read_sizes(a, root, err) || read_mamba(a, root, err) ||
+    if (read_sizes(a, root, err) || read_layers(a, kinds, root, err) || read_mamba(a, root, err) ||
         refuse_variants(root, err) || json_opt_f64(root, "layer_norm_epsilon", &eps, err) ||
         range_eps(root, "layer_norm_epsilon", eps, err) || json_opt_bool(root, "tie_word_embeddings", &a->tied, err))
         return -1;

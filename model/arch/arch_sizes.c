@@ -83,6 +83,8 @@ void arch_router_bias(const struct tensor_names *n, const char *router, char nam
     snprintf(name, ARCH_NAME, "%.*s%s", kept, router, bias);
 }
 
+int64_t arch_expert_cols(const struct arch *a) { return a->d_latent ? a->d_latent : a->d_model; }
+
 bool arch_is_routed(const struct arch *a, int64_t layer) { return a->ffn[layer] && a->ffn[layer]->routed; }
 
 float arch_embed_factor(const struct arch *a, enum dtype act)

@@ -129,6 +129,7 @@ struct arch {
     int64_t n_layer, d_model;
     int64_t n_exp, top_k, d_ff; /* of a layer with routed experts; d_ff: width of one expert */
     int64_t d_dense;            /* width of a dense layer */
+    int64_t d_latent;           /* columns that routed experts read and write; 0: d_model */
     int64_t d_shared;           /* width of all shared experts of a layer together; 0: none */
     int64_t vocab, max_len;
     int64_t n_mtp; /* layers of multi-token prediction after the last layer in the checkpoint, which are not read */

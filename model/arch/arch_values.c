@@ -42,6 +42,7 @@ static const struct row {
     {"linear_key_head_dim", I64, NAMED(delta.shape.key_dim)},
     {"linear_value_head_dim", I64, NAMED(delta.shape.value_dim)},
     {"linear_conv_kernel_dim", I64, NAMED(delta.n_tap)},
+    {"moe_latent_size", I64, NAMED(d_latent)},
     {"mamba_num_heads", I64, NAMED(mamba.n_head)},
     {"mamba_head_dim", I64, NAMED(mamba.head_dim)},
     {"n_groups", I64, NAMED(mamba.n_group)},

@@ -48,11 +48,11 @@ void acts_push_recv_buf(struct acts *s, struct device *dev, const struct arch *a
     const int64_t n = capacity_for(s, chunk_tok(&s->ep), a->top_k), n_local = chunk_tok(&s->ep) * a->top_k;
     struct recv_buf *r = &s->recv_buf;
     for (int i = 0; i < 2; i++) {
-        r->rows[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
-        r->back[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
+        r->rows[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, arch_expert_cols(a));
+        r->back[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, arch_expert_cols(a));
         r->gate[i] = arena_tensor_2d(&dev->work, dev->stat_dtype, n, 1);
         r->dgate[i] = arena_tensor_2d(&dev->work, dev->stat_dtype, n, 1);
-        r->local[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n_local, a->d_model);
+        r->local[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n_local, arch_expert_cols(a));
         r->local_gate[i] = arena_tensor_2d(&dev->work, dev->stat_dtype, n_local, 1);
     }
 }
@@ -228,8 +228,8 @@ static struct pipeline start(const struct block *b, const struct layer_acts *s, 
     const struct recv_buf *l = b->recv_buf;
     struct pipeline t = {.b = b, .s = s};
     for (int i = 0; i < 2; i++) {
-        t.rows[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], b->a->d_model);
-        if (backward) t.dout[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], b->a->d_model);
+        t.rows[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], arch_expert_cols(b->a));
+        if (backward) t.dout[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], arch_expert_cols(b->a));
         if (backward) t.gate[i] = push(b, b->dev->stat_dtype, l->local[i].shape[0], 1);
     }
     t.x = input_quant_fwd(b->dev, &b->w->up, s->ffn_norm);
@@ -355,7 +355,7 @@ static void compute_fwd(struct pipeline *t, int64_t index)
     const int64_t mark = arena_mark(&dev->work);
     const struct route recv = route_recv(t, &p);
     struct tensor act = push(b, dev->act_dtype, p.n_recv, b->a->d_ff),
-                  y = push(b, dev->act_dtype, p.n_recv, b->a->d_model);
+                  y = push(b, dev->act_dtype, p.n_recv, arch_expert_cols(b->a));
     comm_wait(b->ep, dev, t->sent[i], "wait for rows");
     up_fwd(t, &recv, &k, cut(l->rows[i], p.n_recv), act);
     input_quant_act(dev, &t->down, act, k.pre, &b->a->glu);

@@ -27,7 +27,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     const int64_t mark = arena_mark(&b->dev->work), n = routed_rows(s);
     struct tensor act = push(b, n, size.d_ff);
     /* 1 up      */ up_fwd(b, s, act);
-    struct tensor e = push(b, n, b->a->d_model);
+    struct tensor e = push(b, n, arch_expert_cols(b->a));
     input_quant_act(b->dev, &b->w->down, act, s->moe.pre, &b->a->glu);
     /* 2 down    */ op_moe_down_fwd(b->dev, e, s->moe.down_ha, act, &s->moe.route, &b->w->down);
     /* 3 combine */ op_moe_combine_fwd(b->dev, y, s->ffn_res, e, &s->moe.route);

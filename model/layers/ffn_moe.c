@@ -12,23 +12,23 @@
 static void products(const struct arch *a, int64_t layer, struct product *p)
 {
     const struct ffn_size z = arch_ffn(a, layer);
-    const int64_t up = glu_cols(&a->glu, z.d_ff);
+    const int64_t up = glu_cols(&a->glu, z.d_ff), d = arch_expert_cols(a);
     p[0] = (struct product){.proj = offsetof(struct layer_weights, up),
                             .n_exp = z.n_exp,
                             .n_out = up,
-                            .n_in = a->d_model,
+                            .n_in = d,
                             .experts = true,
                             .n_target = 1,
                             .target = {LORA_UP},
                             .rows = {up}};
     p[1] = (struct product){.proj = offsetof(struct layer_weights, down),
                             .n_exp = z.n_exp,
-                            .n_out = a->d_model,
+                            .n_out = d,
                             .n_in = z.d_ff,
                             .experts = true,
                             .n_target = 1,
                             .target = {LORA_DOWN},
-                            .rows = {a->d_model}};
+                            .rows = {d}};
 }
 
 static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
@@ -42,9 +42,10 @@ static int load(struct weights_read *f, const struct arch *a, int64_t layer, str
     snprintf(up_name, sizeof(up_name), "%s.%s", lora_experts_module(n),
              glu_gated(&a->glu) ? "gate_up_proj" : "up_proj");
     lora_stack_module(n, LORA_DOWN, down_name);
-    const struct stored_experts gated = {up_name, {n->gate, n->up}, 2 * z.d_ff, a->d_model};
-    const struct stored_experts plain = {up_name, {n->up}, z.d_ff, a->d_model};
-    const struct stored_experts down = {down_name, {n->down}, a->d_model, z.d_ff};
+    const int64_t d = arch_expert_cols(a);
+    const struct stored_experts gated = {up_name, {n->gate, n->up}, 2 * z.d_ff, d};
+    const struct stored_experts plain = {up_name, {n->up}, z.d_ff, d};
+    const struct stored_experts down = {down_name, {n->down}, d, z.d_ff};
     const bool hashed = layer < a->n_hash;
     static const char table[] = "mlp.gate.tid2eid", keys[] = "num_hash_layers or mlp_layer_types";
     arch_router_bias(n, router, bias);

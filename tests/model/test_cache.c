@@ -43,7 +43,7 @@ static const struct family {
     {"parity/mistral4", "adapter_final", 7.5e-6},  {"parity/deepseek_v4", "adapter_final", 3e-6},
     {"../../configs/tiny-gptoss", NULL, 4e-6},     {"parity/minimax_m2", "adapter_final", 6e-6},
     {"parity/nemotron", "adapter_final", 1e-5},    {"parity/gemma4", "adapter_final", 8e-6},
-    {"parity/lfm2", "adapter_final", 9e-6},
+    {"parity/lfm2", "adapter_final", 9e-6},        {"parity/nemotron_latent", "adapter_final", 3.4e-5},
 };
 #define FP64 1e-7 /* logits are read as fp32 */
 

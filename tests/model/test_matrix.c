@@ -137,6 +137,12 @@ static void nemotron(void **state)
     one_family("parity/nemotron", false);
 }
 
+static void nemotron_latent(void **state)
+{
+    (void)state;
+    one_family("parity/nemotron_latent", false);
+}
+
 static void gemma4(void **state)
 {
     (void)state;
@@ -155,7 +161,7 @@ int test_matrix(void)
         cmocka_unit_test(glm4),        cmocka_unit_test(glm4_lite),  cmocka_unit_test(deepseek_v3),
         cmocka_unit_test(qwen3_5),     cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
         cmocka_unit_test(deepseek_v4), cmocka_unit_test(minimax_m2), cmocka_unit_test(nemotron),
-        cmocka_unit_test(gemma4),      cmocka_unit_test(lfm2),
+        cmocka_unit_test(gemma4),      cmocka_unit_test(lfm2),       cmocka_unit_test(nemotron_latent),
     };
     return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ static const struct parity_case {
     {"parity/qwen3_next", {1e-6, 7e-4, 5e-4, 4e-6, 2e-7}},  {"parity/mistral4", {2e-7, 9e-7, 7e-6, 1e-6, 2e-7}},
     {"parity/deepseek_v4", {3e-7, 5e-7, 4e-6, 8e-6, 2e-7}}, {"parity/minimax_m2", {3e-7, 6e-7, 6e-6, 3e-6, 2e-7}},
     {"parity/nemotron", {3e-7, 1.5e-5, 1e-5, 1e-5, 2e-7}},  {"parity/gemma4", {3e-7, 4e-7, 6e-6, 3e-6, 2e-7}},
-    {"parity/lfm2", {3e-7, 9e-7, 9e-6, 3e-6, 2e-7}},
+    {"parity/lfm2", {3e-7, 9e-7, 9e-6, 3e-6, 2e-7}},        {"parity/nemotron_latent", {3e-7, 5e-6, 1e-5, 1e-5, 2e-7}},
 };
 static const struct parity_case *parity_case;
 static const char *parity_device = "cpu"; /* or "cuda", "cuda-portable" */

@@ -213,7 +213,7 @@ static void test_tokenizer(void **state)
 static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny",         "olmoe-tiny",      "mixtral-tiny",
                                    "glm-tiny",     "glm-flash-tiny",     "deepseek-tiny",   "qwen3.5-tiny",
                                    "kimi-tiny",    "mistral-small-tiny", "qwen3-next-tiny", "deepseek-v4-tiny",
-                                   "minimax-tiny", "nemotron-tiny",      "lfm2-tiny"};
+                                   "minimax-tiny", "nemotron-tiny",      "lfm2-tiny",       "nemotron-super-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each
@@ -296,7 +296,9 @@ static void test_commands(void **state)
         const struct preset_family *f = preset_find(arch, &err)->family;
         const bool linear = f->delta || f->compress || f->nemotron; /* the fourth layer is the first of its kind */
         assert_int_equal(RUN("synth", arch, dir, "--layers", linear ? "4" : "2", "--seed", "7"), 0);
-        assert_says(said.err, f->nemotron ? "4 of 10 layers" : linear ? "4 of 4 layers" : "2 of 4 layers");
+        assert_says(said.err, f->nemotron ? (f->nemotron->d_latent ? "4 of 5 layers" : "4 of 10 layers")
+                              : linear    ? "4 of 4 layers"
+                                          : "2 of 4 layers");
         assert_int_equal(RUN("inspect", dir), 0);
         snprintf(set[0], MT_PATH, "model.path=%s", dir);
         snprintf(set[1], MT_PATH, "data.train=%s", data);

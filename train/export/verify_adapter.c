@@ -81,6 +81,8 @@ static bool parse_name(const struct arch *a, const char *name, struct gguf_name 
                 {"ffn_gate_shexp", LORA_SHARED_GATE, false},
                 {"ffn_up_shexp", LORA_SHARED_UP, false},
                 {"ffn_down_shexp", LORA_SHARED_DOWN, false},
+                {"ffn_latent_down", LORA_LATENT_DOWN, false},
+                {"ffn_latent_up", LORA_LATENT_UP, false},
                 {"ffn_gate", LORA_DENSE_GATE, false},
                 {"ffn_up", LORA_DENSE_UP, false},
                 {"ffn_down", LORA_DENSE_DOWN, false}};

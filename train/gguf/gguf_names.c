@@ -38,6 +38,8 @@ const char *gguf_names_matrix(const struct arch *a, enum lora_target t)
                                                     [LORA_SHARED_DOWN] = "ffn_down_shexp",
                                                     [LORA_DENSE_GATE] = "ffn_gate",
                                                     [LORA_DENSE_UP] = "ffn_up",
-                                                    [LORA_DENSE_DOWN] = "ffn_down"};
+                                                    [LORA_DENSE_DOWN] = "ffn_down",
+                                                    [LORA_LATENT_DOWN] = "ffn_latent_down",
+                                                    [LORA_LATENT_UP] = "ffn_latent_up"};
     return a->mla.kv_lora && t == LORA_Q ? NULL : names[t];
 }

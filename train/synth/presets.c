@@ -255,6 +255,7 @@ static void put_nemotron(struct json_out *o, const struct preset *p, int64_t n_l
     json_out_f64(o, "time_step_min", 0.001);
     json_out_f64(o, "time_step_max", 0.1);
     json_out_i64(o, "moe_shared_expert_intermediate_size", n->d_shared);
+    if (n->d_latent) json_out_i64(o, "moe_latent_size", n->d_latent);
     json_out_i64(o, "n_shared_experts", 1);
     json_out_i64(o, "n_group", 1);
     json_out_i64(o, "topk_group", 1);
@@ -271,9 +272,22 @@ static void put_nemotron(struct json_out *o, const struct preset *p, int64_t n_l
     .head_dim_named = true, .experts = WF_BF16, .put = put_nemotron
 
 static const struct preset_nemotron nano = {
-    "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 64, 64, 8, 128, 3712, 1856, 2.5};
-static const struct preset_nemotron nano_tiny = {"ME*M-EME*E", 8, 32, 2, 32, 256, 384, 2.5};
+    "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 64, 64, 8, 128, 3712, 1856, 2.5, 0};
+static const struct preset_nemotron super = {
+    "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+    128,
+    64,
+    8,
+    128,
+    5376,
+    5376,
+    5,
+    1024};
+static const struct preset_nemotron super_tiny = {"ME*ME", 8, 32, 2, 32, 256, 384, 2.5, 128};
+static const struct preset_nemotron nano_tiny = {"ME*M-EME*E", 8, 32, 2, 32, 256, 384, 2.5, 0};
 static const struct preset_family nemotron_nano = {NEMOTRON, .nemotron = &nano};
+static const struct preset_family nemotron_super = {NEMOTRON, .nemotron = &super};
+static const struct preset_family nemotron_super_tiny = {NEMOTRON, .nemotron = &super_tiny};
 static const struct preset_family nemotron_tiny = {NEMOTRON, .nemotron = &nano_tiny};
 
 /* Attention in every fourth layer from the third on, and in the 22nd. */
@@ -326,6 +340,7 @@ static const struct preset rows[] = {
     {"qwen3.5-122b-a10b", &qwen3_5_122b, 48, 3072, 32, 2, 256, 256, 8, 1024, 248320, 262144, 10000000},
     {"qwen3-next-80b-a3b", &qwen3_next, 48, 2048, 16, 2, 256, 512, 10, 512, 151936, 262144, 10000000},
     {"nemotron-3-nano-30b-a3b", &nemotron_nano, 52, 2688, 32, 2, 128, 128, 6, 1856, 131072, 262144, 10000},
+    {"nemotron-3-super-120b-a12b", &nemotron_super, 88, 4096, 32, 2, 128, 512, 22, 2688, 131072, 262144, 10000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
@@ -340,6 +355,7 @@ static const struct preset rows[] = {
     {"mistral-small-tiny", &mistral4_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 1048576, 10000},
     {"qwen3.5-tiny", &qwen3_5_tiny, 4, 256, 4, 2, 64, 16, 8, 128, 2048, 32768, 10000000},
     {"qwen3-next-tiny", &qwen3_next_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 32768, 10000000},
+    {"nemotron-super-tiny", &nemotron_super_tiny, 5, 256, 4, 2, 64, 16, 4, 128, 2048, 262144, 10000},
     {"nemotron-tiny", &nemotron_tiny, 10, 256, 4, 2, 64, 16, 4, 128, 2048, 262144, 10000},
 };
 

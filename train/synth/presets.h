@@ -22,6 +22,7 @@ struct preset_nemotron {
     int64_t n_head, head_dim, n_group, state; /* of Mamba-2 */
     int64_t d_shared, d_dense;
     double routed_scale;
+    int64_t d_latent; /* moe_latent_size; 0: none */
 };
 
 struct preset;

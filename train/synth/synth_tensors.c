@@ -418,6 +418,9 @@ static void add_experts(struct synth *s, int64_t layer)
         else
             add_per_expert(s, layer, &s->products[i]);
     if (a->d_shared) add_shared(s, layer);
+    if (!a->d_latent) return;
+    add_linear(s, linear_name(s, layer, LORA_LATENT_DOWN), a->d_latent, a->d_model, spread(a->d_model), false);
+    add_linear(s, linear_name(s, layer, LORA_LATENT_UP), a->d_model, a->d_latent, spread(a->d_latent), false);
 }
 
 static void add_layer(struct synth *s, int64_t layer)
@@ -458,7 +461,7 @@ static void add_product(struct synth *s, const char *pattern, const char *stack,
 static void add_products(struct synth *s)
 {
     const struct arch *a = &s->a;
-    const int64_t d = a->d_model, f = a->d_ff;
+    const int64_t d = arch_expert_cols(a), f = a->d_ff;
     const struct tensor_names *n = a->names;
     const bool both = !n->up || is_stacked(s);
     if (n->gate) add_product(s, n->gate, "mlp.experts.gate_up_proj", both ? 2 * f : f, d, spread(d));
