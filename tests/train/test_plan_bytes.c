@@ -93,7 +93,10 @@ static int64_t adapter_values(const struct sizes *s, int64_t n_exp)
 }
 
 /* Cosines and sines of every position, rows and gates of every expert in f64, sums of the loss. */
-static int64_t table_bytes(const struct sizes *s) { return pad(T * s->A * 4) + s->L * pad(16 * s->E) + 256; }
+static int64_t table_bytes(const struct sizes *s)
+{
+    return pad(T * s->A * 4) + s->L * pad(16 * s->E) + pad(8 * MODEL_SUMS);
+}
 
 /* What a layer saves of T tokens. */
 static int64_t core_bytes(const struct sizes *s) { return T * (2 * s->H * s->A + 4 * s->H); }
