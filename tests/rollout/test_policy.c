@@ -215,6 +215,7 @@ static void refusals(void **state)
     static const struct {
         const char *objective, *sets, *words;
     } all[] = {
+        {"kind = grpo", "data.format=auto objective.max_completion_length=8", "set data.format = rollouts"},
         {"kind = sft", "objective.num_generations=8", "the objective decides the form"},
         {"kind = grpo", "data.eval_split=0.1", "has no held-out loss"},
         {"kind = grpo", "train.grad_accum=3", "is not whole groups of objective.num_generations = 4"},

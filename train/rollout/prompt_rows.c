@@ -141,6 +141,8 @@ static int read_prompt(struct prompt_row *p, const struct run *r, struct json ro
     const char *s;
     if (json_given(text) && json_given(messages))
         return err_set(err, "%s: prompt and messages exclude each other: remove one", name);
+    if (!json_given(text) && !json_given(messages) && json_has(row, "completion_ids"))
+        return err_set(err, "%s: a recorded completion, not a prompt: set data.format = rollouts", name);
     if (!json_given(text) && !json_given(messages))
         return err_set(err,
                        "%s: the row needs prompt or messages; data.columns = prompt=COLUMN or user=COLUMN names "
