@@ -37,7 +37,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
     const struct mamba_arch *m = &a->mamba;
     const struct compress_arch *c = &a->compress;
     const bool latent = a->mla.kv_lora > 0;
-    const int64_t widest = c->q_lora ? 512 : 256; /* head that the kernels of the mixer support */
+    const int64_t widest = latent || a->attn_gate ? 256 : 512; /* head that the kernels of the mixer support */
     const int64_t head_dim = odd_head_dim(a, widest);
     const int64_t group = m->n_head ? m->n_head * m->head_dim / m->n_group : 0; /* columns of Mamba's norm */
     const struct {
@@ -195,6 +195,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .preference = opt->preference,
                         .policy = opt->policy};
     *ad = (struct adapters){0};
+    m->embed_factor = arch_embed_factor(a, dev);
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(dev, a, opt->distill.from, 128 << 20);
     dev->expert_group = opt->expert_group;
     dev->collectives = m->par.all->world > 1;
@@ -473,7 +474,7 @@ static void forward(void *model)
     for (int64_t at = 0; at < arch_stream_cols(&m->arch); at += dim) { /* every stream begins as the embedding */
         const struct tensor x = tensor_cols(acts[0].x, at, dim);
         op_embed_fwd(m->dev, x, &m->weights.embed, m->tok);
-        if (m->arch.embed_scaled) op_scale(m->dev, x, arch_embed_factor(&m->arch, m->dev->act_dtype));
+        if (m->arch.embed_scaled) op_scale(m->dev, x, m->embed_factor);
         if (m->pass.noise_alpha > 0) op_embed_noise(m->dev, x, &m->seqs, (float)m->pass.noise_alpha, m->pass.noise_key);
     }
     for (int64_t l = 0; l < m->arch.n_layer; l++) {

@@ -145,6 +145,7 @@ struct model {
     struct device *dev;
     struct parallel par;
     struct arch arch;
+    float embed_factor; /* arch_embed_factor */
     struct weights weights;
     struct adapters adapters;
     struct qat qat;

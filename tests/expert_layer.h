@@ -47,6 +47,10 @@ struct layer {
     {                                                                                                                  \
         GLU_SWIGLU, 1, 0, true                                                                                         \
     }
+#define GEGLU                                                                                                          \
+    {                                                                                                                  \
+        GLU_GELU, 0, 0, false                                                                                          \
+    }
 #define RELU2                                                                                                          \
     {                                                                                                                  \
         GLU_RELU2, 0, 0, false                                                                                         \

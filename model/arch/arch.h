@@ -28,8 +28,8 @@ bool arch_is_routed(const struct arch *a, int64_t layer); /* the layer has route
 /* The tensor with the bias of a router of this name: "mlp.gate.e_score_correction_bias". */
 enum { ARCH_NAME = 96 };
 void arch_router_bias(const struct tensor_names *n, const char *router, char name[ARCH_NAME]);
-float arch_embed_factor(const struct arch *a, enum dtype act);      /* of the embedding; act: dtype of activations */
-const char *arch_norm_name(const struct arch *a, enum norm_name n); /* NULL: no such norm */
+float arch_embed_factor(const struct arch *a, const struct device *dev); /* of the embedding, rounded to activations */
+const char *arch_norm_name(const struct arch *a, enum norm_name n);      /* NULL: no such norm */
 const struct attn_arch *arch_attn(const struct arch *a, int64_t layer);
 /* Whether two layers have equal kinds and sizes. */
 bool arch_same_layer(const struct arch *a, int64_t x, int64_t y);

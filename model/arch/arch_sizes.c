@@ -87,10 +87,10 @@ int64_t arch_expert_cols(const struct arch *a) { return a->d_latent ? a->d_laten
 
 bool arch_is_routed(const struct arch *a, int64_t layer) { return a->ffn[layer] && a->ffn[layer]->routed; }
 
-float arch_embed_factor(const struct arch *a, enum dtype act)
+float arch_embed_factor(const struct arch *a, const struct device *dev)
 {
     const float f = a->embed_scaled ? (float)sqrt((double)a->d_model) : 1;
-    return act == DT_BF16 ? bf16_to_f32(f32_to_bf16(f)) : f;
+    return dev->act_dtype == DT_BF16 || dev->round_bf16 ? bf16_to_f32(f32_to_bf16(f)) : f;
 }
 
 const char *arch_norm_name(const struct arch *a, enum norm_name n)

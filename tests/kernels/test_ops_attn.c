@@ -384,6 +384,14 @@ static const struct gpu_case {
     {{64, 1, 256, 0, 0, false, 3, {1, 30, 95}}, 0},
     {{70, 1, 256, 0, 0, true, 2, {9, 40}}, 0},
     {{2, 1, 256, 0, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
+    /* Wider than 256: blocks of 32 rows, stages of 16, halves of the columns, either of which may be empty. */
+    {{4, 2, 512, 0, 0, true, 3, {1, 70, 33}}, 16},
+    {{3, 1, 512, 0, 19, false, 2, {17, 129}}, 0},
+    {{2, 2, 320, 0, 0, true, 4, {0, 32, 16, 65}}, 16},
+    {{2, 1, 264, 40, 0, false, 2, {48, 31}}, 0},
+    {{2, 1, 64, 512, 33, true, 2, {40, 31}}, 0},
+    {{16, 2, 512, 0, 0, false, 1, {40}}, 0},
+    {{1, 1, 512, 0, 1, false, 16, {3, 0, 1, 1, 0, 0, 7, 40, 1, 2, 0, 33, 1, 1, 5, 0}}, 0},
     /* Blocks in order of their work: more sequences than a warp has lanes, and than are counted. */
     {{1, 1, 64, 0, 0, false, 70, {3, 0, 1, 1, 0, 0, 7, 140, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
     {{2, 1, 128, 0, 0, false, 40, {3, 0, 129, 1, 0, 0, 7, 66, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
@@ -447,14 +455,15 @@ static void growing_scores_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(growth_cases); i++) op_check_cuda(run_growing, &growth_cases[i]);
 }
 
-/* Cases whose heads have this width; 0: any other. */
+/* Cases whose heads have this width, 512 stands for all above 256; 0: any other. */
 static void cases_of_width(int64_t width)
 {
     int n = 0;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(gpu_cases); i++) {
-        const int64_t dim = gpu_cases[i].shape.head_dim;
-        const bool common = dim == 64 || dim == 128 || dim == 192 || dim == 256;
+        const struct shape *s = &gpu_cases[i].shape;
+        const int64_t dim = MT_MAX(s->head_dim, s->value_dim) > 256 ? 512 : s->head_dim;
+        const bool common = dim == 64 || dim == 128 || dim == 192 || dim == 256 || dim == 512;
         if (width ? dim != width : common) continue;
         op_check_cuda(run_on_gpu, &gpu_cases[i]);
         n++;
@@ -465,6 +474,7 @@ static void width_64_on_the_gpu(void **state) { (void)state, cases_of_width(64);
 static void width_128_on_the_gpu(void **state) { (void)state, cases_of_width(128); }
 static void width_192_on_the_gpu(void **state) { (void)state, cases_of_width(192); }
 static void width_256_on_the_gpu(void **state) { (void)state, cases_of_width(256); }
+static void wide_heads_on_the_gpu(void **state) { (void)state, cases_of_width(512); }
 static void other_widths_on_the_gpu(void **state) { (void)state, cases_of_width(0); }
 
 static void poison_on_the_gpu(void **state)
@@ -524,6 +534,7 @@ int test_ops_attn(void)
         cmocka_unit_test(width_128_on_the_gpu),
         cmocka_unit_test(width_192_on_the_gpu),
         cmocka_unit_test(width_256_on_the_gpu),
+        cmocka_unit_test(wide_heads_on_the_gpu),
         cmocka_unit_test(other_widths_on_the_gpu),
         cmocka_unit_test(growing_scores_on_the_gpu),
         cmocka_unit_test(poison_on_the_gpu),

@@ -42,6 +42,7 @@ static const struct shape shapes[] = {
     {20, 1, 64, 0, 0, true, false, false, 1, 3, {700, 257, 15}},
     {8, 2, 128, 0, 0, true, false, false, 2, 3, {513, 256, 17}},
     {4, 2, 256, 0, 300, true, true, false, 5, 2, {600, 255}},
+    {8, 1, 512, 0, 0, false, false, false, 2, 2, {70, 3}},
 };
 
 struct decode {

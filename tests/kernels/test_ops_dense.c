@@ -523,9 +523,13 @@ static struct ce ce_make(struct device *dev, const struct ce_shape *s)
     return c;
 }
 
+/* Of the logits in all cases of a test: without, and one that many of them exceed. */
+static const float caps[] = {0, 1.5f};
+static float cap;
+
 static void ce_op(struct ce *c)
 {
-    op_linear_ce(c->dev, c->nll, c->hit, c->dx, c->x, &c->w, 0, c->rows, c->ids, 0.25f, c->s->chunk);
+    op_linear_ce(c->dev, c->nll, c->hit, c->dx, c->x, &c->w, cap, c->rows, c->ids, 0.25f, c->s->chunk);
 }
 
 static void ce_run(struct device *dev, const void *params, struct op_outputs *o)
@@ -546,9 +550,8 @@ static double ce_loss(void *arg)
     return sum;
 }
 
-static void loss_head(void **state)
+static void loss_head_of_cap(void)
 {
-    (void)state;
     for (int i = 0; i < MT_LEN(ce_shapes); i++) op_check_case(ce_run, &ce_shapes[i], 2e-6);
     for (int i = 0; i < MT_LEN(ce_shapes); i++) {
         struct device dev;
@@ -564,6 +567,7 @@ static void loss_head(void **state)
                 double logit = 0;
                 for (int64_t d = 0; d < c.w.n_in; d++)
                     logit += value_at(c.x, t * c.w.n_in + d) * (double)((const float *)plain.data)[v * c.w.n_in + d];
+                if (cap > 0) logit = (double)cap * tanh(logit / (double)cap);
                 sum += exp(logit);
                 if (v == id) own = logit;
                 if (logit > best) arg_max = v;
@@ -578,6 +582,15 @@ static void loss_head(void **state)
             if (c.s->n_tok >= 10) assert_true(slope_error(ce_loss, &c, c.x, dx) < 1e-6);
         }
         op_check_end(&dev);
+    }
+}
+
+static void loss_head(void **state)
+{
+    (void)state;
+    for (int i = MT_LEN(caps) - 1; i >= 0; i--) {
+        cap = caps[i];
+        loss_head_of_cap();
     }
 }
 
@@ -665,6 +678,9 @@ static void loss_head_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(gpu_ce_shapes); i++) op_check_cuda(ce_run_hits, &gpu_ce_shapes[i]);
+    cap = 4;
+    for (int i = 0; i < 8; i++) op_check_cuda(ce_run, &gpu_ce_shapes[i]);
+    cap = 0;
     op_check_cuda(ce_run_extremes, &extreme_vocabs[0]);
     op_check_cuda(ce_run_extremes, &extreme_vocabs[1]);
 }

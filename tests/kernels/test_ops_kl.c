@@ -38,6 +38,10 @@ struct kl_case {
     struct teacher t;
 };
 
+/* Of the logits in all cases of a test: without, and one that many of them exceed. */
+static const float caps[] = {1.5f, 0};
+static float cap;
+
 static struct weight head(const struct kl_shape *s) { return make_weight(WF_BF16, 1, 0.5, 1, s->n_vocab, s->dim); }
 
 /* The k likeliest tokens of the teacher by the op, the last of every third row left out. */
@@ -48,7 +52,7 @@ static void make_topk(struct kl_case *c, int64_t k)
     c->t.id = make_empty(DT_I32, s->n_label, k, -1);
     c->t.logprob = make_empty(c->dev->stat_dtype, s->n_label, k, -1);
     for (int64_t i = 0; i < s->n_label; i++) set_value(all, i, (double)i);
-    op_linear_topk(c->dev, c->t.id, c->t.logprob, c->of_teacher, &c->w, 0, all, (float)s->temperature, s->chunk);
+    op_linear_topk(c->dev, c->t.id, c->t.logprob, c->of_teacher, &c->w, cap, all, (float)s->temperature, s->chunk);
     for (int64_t i = 0; i < s->n_label && k > 1 && k < s->n_vocab; i += 3) set_value(c->t.id, i * k + k - 1, -1);
 }
 
@@ -79,7 +83,7 @@ static struct kl_case kl_make(struct device *dev, const struct kl_shape *s)
 
 static void kl_op(struct kl_case *c)
 {
-    op_linear_kl(c->dev, c->nll, c->kl, c->hit, c->dx, c->x, &c->w, 0, c->rows, c->ids, &c->t, 0.25f, c->s->chunk);
+    op_linear_kl(c->dev, c->nll, c->kl, c->hit, c->dx, c->x, &c->w, cap, c->rows, c->ids, &c->t, 0.25f, c->s->chunk);
 }
 
 static void put(struct op_outputs *o, struct tensor x)
@@ -116,7 +120,8 @@ static double *log_probs(const struct kl_case *c, struct tensor x, int64_t row, 
     double *v = mem_array(n, sizeof(*v)), sum = 0;
     for (int64_t i = 0; i < n; i++) {
         for (int64_t d = 0; d < dim; d++)
-            v[i] += value_at(x, row * dim + d) * (double)bf16_to_f32(((const uint16_t *)c->w.data)[i * dim + d]) / t;
+            v[i] += value_at(x, row * dim + d) * (double)bf16_to_f32(((const uint16_t *)c->w.data)[i * dim + d]);
+        v[i] = (cap > 0 ? (double)cap * tanh(v[i] / (double)cap) : v[i]) / t;
         sum += exp(v[i]);
     }
     for (int64_t i = 0; i < n; i++) v[i] -= log(sum);
@@ -146,9 +151,8 @@ static double definition(const struct kl_case *c, int64_t k)
     return kl;
 }
 
-static void kl_is_the_definition(void **state)
+static void kl_of_cap_is_the_definition(void)
 {
-    (void)state;
     for (int i = 0; i < MT_LEN(shapes); i++) op_check_case(kl_run, &shapes[i], 4e-6);
     for (int i = 0; i < MT_LEN(shapes); i++) {
         struct device dev;
@@ -165,9 +169,17 @@ static void kl_is_the_definition(void **state)
     }
 }
 
-static void kl_gradients(void **state)
+static void kl_is_the_definition(void **state)
 {
     (void)state;
+    for (int i = 0; i < MT_LEN(caps); i++) {
+        cap = caps[i];
+        kl_of_cap_is_the_definition();
+    }
+}
+
+static void kl_gradients_of_cap(void)
+{
     for (int i = 0; i < MT_LEN(shapes); i++) {
         struct device dev;
         if (!shapes[i].want_dx || !shapes[i].n_label) continue;
@@ -179,6 +191,15 @@ static void kl_gradients(void **state)
         const double error = c.s->n_tok < 10 ? gradient_error(kl_loss, &c, c.x, dx) : slope_error(kl_loss, &c, c.x, dx);
         if (!(error < 1e-6)) fail_msg("case %d: gradient error %.1e", i, error);
         op_check_end(&dev);
+    }
+}
+
+static void kl_gradients(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(caps); i++) {
+        cap = caps[i];
+        kl_gradients_of_cap();
     }
 }
 
@@ -416,6 +437,9 @@ static void kl_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(gpu_shapes); i++) op_check_cuda(kl_run_gpu, &gpu_shapes[i]);
+    cap = 4;
+    for (int i = 0; i < MT_LEN(gpu_shapes); i += 2) op_check_cuda(kl_run_gpu, &gpu_shapes[i]);
+    cap = 0;
 }
 
 /* Weights with one entry per row make logits that are exact in bf16 products, many of them equal. */

@@ -254,6 +254,8 @@ static const struct gpu_case {
     {{2, 2, 192, 128, 65, false, FEW}, 0},
     {{4, 2, 256, 256, 0, true, FEW}, 16},
     {{3, 1, 256, 256, 70, false, FEW}, 0},
+    {{4, 2, 512, 512, 0, true, FEW}, 16},
+    {{3, 1, 320, 320, 70, false, FEW}, 0},
     {{6, 3, 16, 16, 21, true, FEW}, 16}, /* portable kernels on Hopper too */
     {{4, 2, 80, 80, 0, false, EDGES}, 0},
     {{4, 2, 64, 40, 0, true, FEW}, 0},
@@ -278,6 +280,7 @@ static const struct shape poisoned_shapes[] = {
     {4, 1, 64, 64, 0, true, 3, {90, 40, 70}, {0, 65, 65}},
     {2, 1, 128, 128, 0, false, 3, {90, 40, 70}, {0, 65, 65}},
     {2, 2, 256, 256, 0, true, 3, {90, 40, 70}, {0, 65, 65}},
+    {2, 1, 512, 512, 0, true, 3, {90, 40, 70}, {0, 65, 65}},
 };
 static void run_poisoned(struct device *dev, const void *params, struct op_outputs *outputs)
 {

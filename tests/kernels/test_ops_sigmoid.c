@@ -343,6 +343,9 @@ static const struct glu_case glu_cases[] = {
     {0, 16, {GLU_RELU2, 0, 0, false}, true, 0},
     {257, 1856, {GLU_RELU2, 0, 0, false}, false, 0},
     {3, 2112, {GLU_RELU2, 0, 0, false}, true, 8},
+    {5, 72, {GLU_GELU, 0, 0, false}, true, 8},
+    {3, 24, {GLU_GELU, 0, 0, true}, false, 0},
+    {33, 2112, {GLU_GELU, 0, 0, false}, false, 0},
 };
 
 struct activation {
@@ -376,11 +379,13 @@ static void backward(const struct activation *s, struct tensor dact, struct tens
     op_glu_bwd(s->dev, *dpre, *dgate, dact, s->c->pad ? s->pre : *dpre, s->gate, &s->c->glu);
 }
 
+#define PI 3.14159265358979323846
 static double glu_of(const struct glu *glu, double gate, double up)
 {
     const double limit = (double)glu->limit;
     if (glu->kind == GLU_SWIGLU) return gate * sigmoid(gate) * up;
     if (glu->kind == GLU_RELU2) return fmax(up, 0) * fmax(up, 0);
+    if (glu->kind == GLU_GELU) return gate * (1 + tanh(sqrt(2 / PI) * (gate + 0.044715 * pow(gate, 3)))) / 2 * up;
     gate = fmin(gate, limit);
     if (glu->kind == GLU_SWIGLU_CLAMPED) return fmax(fmin(up, limit), -limit) * gate * sigmoid(gate);
     return (fmax(fmin(up, limit), -limit) + 1) * gate * sigmoid((double)glu->alpha * gate);
@@ -418,6 +423,7 @@ static void run_activation(struct device *dev, const void *params, struct op_out
     op_glu_fwd(dev, s.act, s.pre, s.gate, &c->glu);
     backward(&s, padded(make_random(dev->act_dtype, 3, 1, c->n_tok, c->width + 2 * c->pad, -1), c->pad), &dpre, &dgate);
     op_add(dev, sum, s.act);
+    op_scale(dev, sum, -0.75f);
     o->out[o->n++] = s.act;
     o->out[o->n++] = dpre;
     o->out[o->n++] = sum;
@@ -446,6 +452,44 @@ static void test_sum(void **state)
     for (int64_t i = 0; i < 5 * 24; i++) assert_close(value_at(y, i), value_at(was, i) + value_at(view, i), 0);
 }
 
+/* ---- scales of gates ---- */
+
+struct scale_case {
+    int64_t n_tok, n_top, n_exp;
+};
+static const struct scale_case scale_cases[] = {{0, 2, 3}, {1, 1, 1}, {5, 3, 7}, {300, 8, 128}};
+
+/* Into a view, and in place. */
+static void run_scale(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const struct scale_case *c = params;
+    const struct tensor x = make_random(dev->stat_dtype, 1, 1, c->n_tok, c->n_top, -1),
+                        scale = make_random(DT_F32, 2, 1, c->n_exp, -1, -1),
+                        idx = make_empty(DT_I32, c->n_tok, c->n_top, -1), own = make_copy(x),
+                        y = tensor_cols(make_zero(dev->stat_dtype, c->n_tok, c->n_top + 3, -1), 2, c->n_top);
+    for (int64_t i = 0; i < c->n_tok * c->n_top; i++) set_value(idx, i, (double)(i * 5 % c->n_exp));
+    op_scale_gates(dev, y, x, idx, scale);
+    op_scale_gates(dev, own, own, idx, scale);
+    o->out[o->n++] = y;
+    o->out[o->n++] = own;
+    if (dev->dry_run || dev->act_dtype != DT_F64) return;
+    for (int64_t i = 0; i < c->n_tok * c->n_top; i++) {
+        const double want = value_at(x, i) * value_at(scale, (int64_t)value_at(idx, i));
+        assert_true(value_at(y, i) == want && value_at(own, i) == want);
+    }
+}
+static void gates_are_scaled(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(scale_cases); i++) op_check_case(run_scale, &scale_cases[i], 1e-6);
+}
+static void gates_are_scaled_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(scale_cases); i++) op_check_cuda(run_scale, &scale_cases[i]);
+}
+
 int test_ops_sigmoid(void)
 {
     const struct CMUnitTest tests[] = {
@@ -460,6 +504,8 @@ int test_ops_sigmoid(void)
         cmocka_unit_test(router_on_the_gpu),
         cmocka_unit_test(router_on_the_gpu_by_cublas),
         cmocka_unit_test(activation_on_the_gpu),
+        cmocka_unit_test(gates_are_scaled),
+        cmocka_unit_test(gates_are_scaled_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_sigmoid", tests, NULL, NULL);
 }

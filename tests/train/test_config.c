@@ -738,6 +738,7 @@ static void configs_of_the_repository_are_valid(void **state)
                                  "mixtral_8x7b_qlora.ini",
                                  "minimax_m2_qlora.ini",
                                  "glm47_flash_qlora.ini",
+                                 "gemma4_26b_a4b_qlora.ini",
                                  "deepseek_v4_flash_qlora.ini"};
     for (int i = 0; i < MT_LEN(names); i++) {
         char path[MT_PATH + 64];

@@ -153,7 +153,8 @@ static void test_sizes(void **state)
                 {"mistral-small-4", 118972826624, 0},
                 {"minimax-m2", 228689764864, 0},
                 {"nemotron-3-nano-30b-a3b", 31577940288, 31577940288 * 2 + 8832},
-                {"lfm2-8b-a1b", 8339930560, 0}};
+                {"lfm2-8b-a1b", 8339930560, 0},
+                {"gemma-4-26b-a4b", 25233141790, 0}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};
         int64_t n = 0, bytes = 0;
@@ -210,10 +211,10 @@ static void test_tokenizer(void **state)
 
 /* ---- activations of the model */
 
-static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny",         "olmoe-tiny",      "mixtral-tiny",
-                                   "glm-tiny",     "glm-flash-tiny",     "deepseek-tiny",   "qwen3.5-tiny",
-                                   "kimi-tiny",    "mistral-small-tiny", "qwen3-next-tiny", "deepseek-v4-tiny",
-                                   "minimax-tiny", "nemotron-tiny",      "lfm2-tiny",       "nemotron-super-tiny"};
+static const char *const tiny[] = {
+    "gpt-oss-tiny",  "qwen3-tiny",    "olmoe-tiny", "mixtral-tiny",        "glm-tiny",        "glm-flash-tiny",
+    "deepseek-tiny", "qwen3.5-tiny",  "kimi-tiny",  "mistral-small-tiny",  "qwen3-next-tiny", "deepseek-v4-tiny",
+    "minimax-tiny",  "nemotron-tiny", "lfm2-tiny",  "nemotron-super-tiny", "gemma-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each

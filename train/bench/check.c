@@ -411,6 +411,7 @@ static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, i
         run_close(r);
         return err_prefix(err, "the CPU's side of the check (--layers N takes the first N layers)");
     }
+    r->model.embed_factor = k->device.model.embed_factor; /* rounded as on the device */
     forced.real = r->dev.ops->router_fwd;
     forced.arch = chosen.arch = &k->arch;
     chosen.real = r->dev.ops->index_topk;

@@ -2,11 +2,12 @@
  *
  * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. In llama.cpp gate and up are separate; in
  * moetrain they share A. So A is written twice, and the rows of B are split: even and odd for gpt-oss, the two halves
- * otherwise. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of q and k. Of gated DeltaNet
- * it has value head v of every key head, then head v + 1 of every key head; a checkpoint has the heads of a key head
- * together. That concerns rows of B, and columns of A of the output projection. The fused matrices of Qwen3-Next it
- * reads otherwise: in_proj_qkvz as q | k | v and z, which are two tensors, the others as stored. Source: llama.cpp,
- * convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py, src/llama-adapter.cpp. */
+ * otherwise. Gemma-4's stay one tensor. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of
+ * q and k. Of gated DeltaNet it has value head v of every key head, then head v + 1 of every key head; a checkpoint has
+ * the heads of a key head together. That concerns rows of B, and columns of A of the output projection. The fused
+ * matrices of Qwen3-Next it reads otherwise: in_proj_qkvz as q | k | v and z, which are two tensors, the others as
+ * stored. Source: llama.cpp, convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py,
+ * src/llama-adapter.cpp. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -74,6 +75,10 @@ static void add_param(struct file *f, const struct lora_param *p)
     case LORA_UP:
         if (!glu_gated(&a->glu)) {
             add(f, p, "ffn_up_exps", ROWS_ALL);
+            return;
+        }
+        if (gguf_names_fused(a)) {
+            add(f, p, "ffn_gate_up_exps", ROWS_ALL);
             return;
         }
         add(f, p, "ffn_gate_exps", a->glu.interleaved ? ROWS_EVEN : ROWS_FIRST);

@@ -4,7 +4,8 @@
  * vLLM 0.33 computes with kv_b_proj split in two when it loads the model (model_executor/layers/attention/
  * mla_attention.py, split_kv_b_proj); an adapter of it is wrapped and never called. Of DeepSeek-V4 it calls all
  * targets (models/deepseek_v4/attention.py, nvidia/ops/o_proj.py). It reads the weights of wo_a and of the compressors
- * without calling them, but these have no adapters in moetrain.
+ * without calling them, but these have no adapters in moetrain. Of Gemma-4's experts some releases load an adapter and
+ * do not apply it (vllm issues 41754, 43254).
  *
  * llama.cpp applies adapters to the products of build_lora_mm and build_lora_mm_id only (src/llama-graph.cpp). Its
  * graph of latent attention (src/models/deepseek2.cpp) multiplies with q_a, q_b, q, kv_a and the two parts of kv_b
@@ -47,6 +48,8 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
                        "merged-mxfp4 is for gpt-oss and DeepSeek-V4 only: no other program reads %s with experts in "
                        "MXFP4; use merged-bf16",
                        a->family);
+    if (to > EXPORT_MERGED_MXFP4 && to != EXPORT_GGUF_MODEL && a->names->layer_scale)
+        return err_set(err, "no program reads %s in the layout of %s: use merged-bf16", a->family, name);
     if (to == EXPORT_GGUF_MODEL) return check_gguf(a, err);
     if (to > EXPORT_MERGED_MXFP4 && a->names->published)
         return err_set(
@@ -65,7 +68,8 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
 
 static bool is_applied(enum export_format to, const struct arch *a, enum lora_target t)
 {
-    if (to == EXPORT_VLLM) return t != LORA_KV_B;
+    const bool gemma = a->names->layer_scale != NULL;
+    if (to == EXPORT_VLLM) return t != LORA_KV_B && !(gemma && lora_target_is_stack(t));
     return to != EXPORT_GGUF || lora_target_is_stack(t) || gguf_names_matrix(a, t);
 }
 

@@ -210,7 +210,7 @@ static int run_embed(struct stream *s, struct err *err)
         for (int64_t at = 0; at < arch_stream_cols(a); at += a->d_model) {
             const struct tensor x = tensor_cols(s->sides[i].x, at, a->d_model);
             op_embed_fwd(dev, x, s->sides[i].exported ? &other : &embed, s->tok);
-            if (a->embed_scaled) op_scale(dev, x, arch_embed_factor(a, dev->act_dtype));
+            if (a->embed_scaled) op_scale(dev, x, arch_embed_factor(a, dev));
         }
     arena_release(&dev->weights, mark);
     return 0;

@@ -7,6 +7,7 @@
 
 #include "data/gguf.h"
 #include "train/export/verify.h"
+#include "train/gguf/gguf_names.h"
 
 /* ---- per-expert PEFT: gate and up separate ---- */
 
@@ -75,6 +76,7 @@ static bool parse_name(const struct arch *a, const char *name, struct gguf_name 
                 {"ssm_ba", LORA_IN_BA, false},
                 {"ssm_in", LORA_IN, false},
                 {"ssm_out", LORA_OUT, false},
+                {"ffn_gate_up_exps", LORA_UP, false},
                 {"ffn_gate_exps", LORA_UP, false},
                 {"ffn_up_exps", LORA_UP, true},
                 {"ffn_down_exps", LORA_DOWN, false},
@@ -131,7 +133,7 @@ static int64_t fused_place(const struct delta_shape *s, bool z, int64_t row)
 static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_t row, int64_t rows)
 {
     const int64_t head_dim = arch_attn(a, n->layer)->head_dim, half = head_dim / 2, in_head = row % head_dim;
-    if (!n->is_b) return row;
+    if (!n->is_b || (n->target == LORA_UP && gguf_names_fused(a))) return row;
     if (n->target == LORA_UP && glu_gated(&a->glu))
         return a->glu.interleaved ? 2 * row + n->up : row + (n->up ? rows / 2 : 0);
     if (n->target == LORA_IN_QKVZ) return fused_place(&a->delta.shape, n->up, row);
@@ -155,7 +157,7 @@ static int64_t rows_in_file(const struct arch *a, const struct gguf_name *n, con
 {
     const int64_t z = a->delta.shape.n_value * a->delta.shape.value_dim;
     if (n->target == LORA_IN_QKVZ) return n->up ? z : p->rows - z;
-    return n->target == LORA_UP && glu_gated(&a->glu) ? p->rows / 2 : p->rows;
+    return n->target == LORA_UP && glu_gated(&a->glu) && !gguf_names_fused(a) ? p->rows / 2 : p->rows;
 }
 
 /* Copies one tensor to its parameter; values not read yet are NaN. */

@@ -5,6 +5,7 @@
 #include "model/lora.h"
 
 const char *gguf_names_arch(const struct arch *a); /* of the architecture; NULL: none */
+bool gguf_names_fused(const struct arch *a);       /* gate and up of the experts are one tensor */
 /* Of a Linear, NULL: an adapter of it would not be applied. */
 const char *gguf_names_matrix(const struct arch *a, enum lora_target t);
 

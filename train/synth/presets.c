@@ -318,6 +318,55 @@ static void put_lfm2(struct json_out *o, const struct preset *p, int64_t n_layer
 static const struct preset_family lfm2 = {LFM2, .d_dense = 7168, .n_dense = 2};
 static const struct preset_family lfm2_tiny = {LFM2, .d_dense = 384, .n_dense = 1};
 
+/* Where the row of layer l < n_layer has full attention. */
+static bool gemma_is_full(const struct preset_gemma *g, int64_t l, int64_t n_layer)
+{
+    return (l + 1) % g->period == 0 || l == n_layer - 1;
+}
+
+static void put_gemma_rope(struct json_out *o, const char *kind, int64_t theta, bool proportional)
+{
+    json_out_open(o, kind, '{');
+    if (proportional) json_out_real(o, "partial_rotary_factor", 0.25);
+    json_out_real(o, "rope_theta", (double)theta);
+    json_out_str(o, "rope_type", proportional ? "proportional" : "default");
+    json_out_close(o, '}');
+}
+
+static void put_gemma(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    const struct preset_gemma *g = p->family->gemma;
+    static const char full[] = "full_attention", sliding[] = "sliding_attention";
+    json_out_bool(o, "enable_moe_block", true);
+    json_out_i64(o, "intermediate_size", g->d_dense);
+    json_out_i64(o, "global_head_dim", g->global_head_dim);
+    json_out_i64(o, "num_global_key_value_heads", g->global_n_kv);
+    json_out_bool(o, "attention_k_eq_v", true);
+    json_out_i64(o, "sliding_window", g->window);
+    json_out_real(o, "final_logit_softcapping", g->cap);
+    json_out_i64(o, "hidden_size_per_layer_input", 0);
+    json_out_i64(o, "num_kv_shared_layers", 0);
+    json_out_str(o, "use_bidirectional_attention", "vision");
+    json_out_open(o, "layer_types", '[');
+    for (int64_t l = 0; l < n_layer; l++) json_out_str(o, NULL, gemma_is_full(g, l, n_layer) ? full : sliding);
+    json_out_close(o, ']');
+    json_out_open(o, "rope_parameters", '{');
+    put_gemma_rope(o, full, p->theta, true);
+    put_gemma_rope(o, sliding, 10000, false);
+    json_out_close(o, '}');
+}
+
+#define GEMMA4                                                                                                         \
+    .model_type = "gemma4", .text_type = "gemma4_text", .class_name = "Gemma4ForConditionalGeneration",                \
+    .experts_key = "num_experts", .width_key = "moe_intermediate_size", .tied = true, .eps = 1e-6, .vocab = 262144,    \
+    .bos = "<bos>", .eos = "<eos>", .pad = "<pad>",                                                                    \
+    .tokens = {{"<pad>", 0}, {"<eos>", 1}, {"<bos>", 2}, {"<unk>", 3}, {"<|turn>", 105}, {"<turn|>", 106}},            \
+    .head_dim_named = true, .experts = WF_BF16, .stacked = true, .put = put_gemma
+
+static const struct preset_gemma gemma4_sizes = {512, 2, 6, 1024, 2112, 30}, gemma4_small = {128, 1, 2, 16, 192, 30};
+static const struct preset_family gemma4 = {GEMMA4, .gemma = &gemma4_sizes};
+static const struct preset_family gemma4_tiny = {GEMMA4, .gemma = &gemma4_small};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -341,10 +390,12 @@ static const struct preset rows[] = {
     {"qwen3-next-80b-a3b", &qwen3_next, 48, 2048, 16, 2, 256, 512, 10, 512, 151936, 262144, 10000000},
     {"nemotron-3-nano-30b-a3b", &nemotron_nano, 52, 2688, 32, 2, 128, 128, 6, 1856, 131072, 262144, 10000},
     {"nemotron-3-super-120b-a12b", &nemotron_super, 88, 4096, 32, 2, 128, 512, 22, 2688, 131072, 262144, 10000},
+    {"gemma-4-26b-a4b", &gemma4, 30, 2816, 16, 8, 256, 128, 8, 704, 262144, 262144, 1000000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
     {"mixtral-tiny", &mixtral, 4, 256, 2, 1, 128, 8, 2, 256, 2048, 32768, 1000000},
+    {"gemma-tiny", &gemma4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 262144, 1000000},
     {"minimax-tiny", &minimax_m2, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 196608, 5000000},
     {"lfm2-tiny", &lfm2_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 128000, 1000000},
     {"glm-tiny", &glm4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 131072, 1000000},
@@ -724,7 +775,7 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     json_out_i64(o, "num_key_value_heads", p->n_kv);
     if (f->head_dim_named) json_out_i64(o, "head_dim", p->head_dim);
     json_out_i64(o, f->experts_key, p->n_exp);
-    json_out_i64(o, "num_experts_per_tok", p->top_k);
+    json_out_i64(o, f->gemma ? "top_k_experts" : "num_experts_per_tok", p->top_k);
     json_out_i64(o, f->width_key, p->d_ff);
     json_out_i64(o, "vocab_size", p->vocab);
     json_out_i64(o, "max_position_embeddings", p->max_len);
@@ -732,7 +783,7 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     json_out_real(o, f->eps_key ? f->eps_key : "rms_norm_eps", f->eps);
     json_out_bool(o, "attention_bias", f->attn_bias);
     json_out_real(o, "attention_dropout", 0);
-    json_out_str(o, "hidden_act", "silu");
+    json_out_str(o, f->gemma ? "hidden_activation" : "hidden_act", f->gemma ? "gelu_pytorch_tanh" : "silu");
     json_out_real(o, "initializer_range", 0.02);
     json_out_bool(o, "tie_word_embeddings", f->tied);
     json_out_bool(o, "output_router_logits", false);

@@ -27,6 +27,13 @@ struct preset_nemotron {
 
 struct preset;
 
+/* Sizes of Gemma-4 beside those of a row, which are of layers with a window. Every period-th layer and the last have
+ * full attention, whose values are keys. */
+struct preset_gemma {
+    int64_t global_head_dim, global_n_kv, period, window, d_dense;
+    double cap; /* of logits */
+};
+
 /* Values that all checkpoints of a family share; preset_config has the rest of config.json. */
 struct preset_family {
     const char *model_type, *class_name;
@@ -56,6 +63,7 @@ struct preset_family {
     void (*put)(struct json_out *o, const struct preset *p, int64_t n_layer); /* keys of the family alone; or NULL */
     const struct preset_nemotron *nemotron; /* Mamba-2 and one branch per layer; NULL: another family */
     const struct preset_compress *compress; /* compressed attention and hyper-connections; NULL: another family */
+    const struct preset_gemma *gemma;       /* NULL: another family */
 };
 
 struct preset {

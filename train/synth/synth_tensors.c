@@ -95,6 +95,13 @@ static void add_linear(struct synth *s, struct name name, int64_t n_out, int64_t
     if (bias) add_values(s, with(name, ".bias").s, n_out, 0, normal(0, 0.1));
 }
 
+/* The norm of queries; its weight is the scale of the softmax where attention has none. */
+static void add_query_norm(struct synth *s, struct name name, int64_t n, const struct attn_arch *h)
+{
+    const double mean = s->a.norm_plus_one ? 0 : h->scale == 1.0f ? spread(h->head_dim) : 1;
+    add_values(s, with(name, ".weight").s, n, 0, normal(mean, mean > 0 ? mean / 10 : 0.1));
+}
+
 /* The weight of a norm. */
 static void add_norm(struct synth *s, struct name name, int64_t n)
 {
@@ -279,11 +286,11 @@ static void add_attention(struct synth *s, int64_t layer)
     const char *const *own = a->names->qk_norm;
     add_linear(s, linear_name(s, layer, LORA_Q), arch_q_rows(a, layer), d, spread(d), a->attn_bias);
     add_linear(s, linear_name(s, layer, LORA_K), kv, d, spread(d), a->attn_bias);
-    add_linear(s, linear_name(s, layer, LORA_V), kv, d, spread(d), a->attn_bias);
+    if (!h->values_are_keys) add_linear(s, linear_name(s, layer, LORA_V), kv, d, spread(d), a->attn_bias);
     add_linear(s, linear_name(s, layer, LORA_O), d, q, spread(q) * residual_gain(a), a->out_bias);
     if (a->sinks) add_values(s, layer_name(s, layer, "self_attn.sinks").s, h->n_head, 0, normal(0, 0.5));
     if (a->qk_norm == QK_NORM_NONE) return;
-    add_norm(s, layer_name(s, layer, own[0] ? own[0] : "self_attn.q_norm"), whole ? q : h->head_dim);
+    add_query_norm(s, layer_name(s, layer, own[0] ? own[0] : "self_attn.q_norm"), whole ? q : h->head_dim, h);
     add_norm(s, layer_name(s, layer, own[1] ? own[1] : "self_attn.k_norm"), whole ? kv : h->head_dim);
 }
 
@@ -403,7 +410,8 @@ static void add_experts(struct synth *s, int64_t layer)
     const struct arch *a = &s->a;
     char bias[ARCH_NAME];
     const struct name router = layer_name(s, layer, a->names->router[0]);
-    const struct random_weights rows = {.kind = RANDOM_ROWS, .std = spread(a->d_model), .row = a->d_model};
+    const double std = a->names->router_scale ? 1 : spread(a->d_model); /* its input is divided by sqrt(D) */
+    const struct random_weights rows = {.kind = RANDOM_ROWS, .std = std, .row = a->d_model};
     add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows with different norms: uneven loads */
     if (layer < a->n_hash)
         add(s, with(router, ".tid2eid").s, DT_I64, 2, (int64_t[]){a->vocab, a->top_k},
@@ -418,15 +426,27 @@ static void add_experts(struct synth *s, int64_t layer)
         else
             add_per_expert(s, layer, &s->products[i]);
     if (a->d_shared) add_shared(s, layer);
+    if (a->names->router_scale)
+        add_values(s, layer_name(s, layer, a->names->router_scale).s, a->d_model, 0, normal(1, 0.1));
+    if (a->names->gate_scale) add_values(s, layer_name(s, layer, a->names->gate_scale).s, a->n_exp, 0, normal(1, 0.1));
     if (!a->d_latent) return;
     add_linear(s, linear_name(s, layer, LORA_LATENT_DOWN), a->d_latent, a->d_model, spread(a->d_model), false);
     add_linear(s, linear_name(s, layer, LORA_LATENT_UP), a->d_model, a->d_latent, spread(a->d_latent), false);
 }
 
+/* The norms from one name on, before another. */
+static void add_norms(struct synth *s, int64_t layer, enum norm_name from, enum norm_name end)
+{
+    for (enum norm_name n = from; n < end; n++) {
+        const char *name = arch_norm_name(&s->a, n);
+        if (name) add_norm(s, layer_name(s, layer, name), s->a.d_model);
+    }
+}
+
 static void add_layer(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
-    if (a->mixer[layer]) add_norm(s, layer_name(s, layer, arch_norm_name(a, NORM_MIXER)), a->d_model);
+    if (a->mixer[layer]) add_norms(s, layer, NORM_MIXER, NORM_MIXER_POST);
     if (a->hyper.n_stream) {
         const int64_t n = a->hyper.n_stream;
         add_hyper(s, layer_name(s, layer, "attn_hc."), "", (2 + n) * n, 3);
@@ -442,9 +462,12 @@ static void add_layer(struct synth *s, int64_t layer)
         add_mamba(s, layer);
     else if (a->mixer[layer])
         (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
+    if (a->mixer[layer]) add_norms(s, layer, NORM_MIXER_POST, NORM_FFN);
     if (!a->ffn[layer]) return;
-    add_norm(s, layer_name(s, layer, arch_norm_name(a, NORM_FFN)), a->d_model);
-    (a->dense[layer] ? add_dense : add_experts)(s, layer);
+    add_norms(s, layer, NORM_FFN, NORM_NAMES);
+    if (!a->dense[layer]) add_experts(s, layer);
+    if (a->dense[layer] || a->ffn[layer] == &ffn_parallel) add_dense(s, layer);
+    if (a->names->layer_scale) add_values(s, layer_name(s, layer, a->names->layer_scale).s, 1, 0, normal(1, 0.1));
 }
 
 static void add_product(struct synth *s, const char *pattern, const char *stack, int64_t n_out, int64_t n_in,
@@ -464,9 +487,11 @@ static void add_products(struct synth *s)
     const int64_t d = arch_expert_cols(a), f = a->d_ff;
     const struct tensor_names *n = a->names;
     const bool both = !n->up || is_stacked(s);
-    if (n->gate) add_product(s, n->gate, "mlp.experts.gate_up_proj", both ? 2 * f : f, d, spread(d));
+    snprintf(s->stacks[0], sizeof(s->stacks[0]), "%s.gate_up_proj", lora_experts_module(n));
+    snprintf(s->stacks[1], sizeof(s->stacks[1]), "%s.down_proj", lora_experts_module(n));
+    if (n->gate) add_product(s, n->gate, s->stacks[0], both ? 2 * f : f, d, spread(d));
     if (!both) add_product(s, n->up, NULL, f, d, spread(d));
-    add_product(s, n->down, "mlp.experts.down_proj", d, f, spread(f) * network_gain(a));
+    add_product(s, n->down, s->stacks[1], d, f, spread(f) * network_gain(a));
 }
 
 void synth_tensors_add(struct synth *s)

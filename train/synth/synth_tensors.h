@@ -2,6 +2,7 @@
 #ifndef MT_SYNTH_TENSORS_H
 #define MT_SYNTH_TENSORS_H
 
+#include "model/lora_options.h"
 #include "model/stored/stored.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
@@ -39,6 +40,7 @@ struct synth {
     const struct form *form;
     uint64_t seed;
     struct matrix products[3];
+    char stacks[2][LORA_MODULE_TEXT]; /* names of tensors of all experts: gate_up, down */
     int n_products;
     struct st_entry *entries; /* data: a struct random_weights */
     int64_t n, cap, n_params, bytes;

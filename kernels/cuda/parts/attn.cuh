@@ -243,7 +243,7 @@ __device__ static inline void load_tile(uint32_t tile, const bf16 *src, int64_t 
     const int chunks = DIM / 8, step = ATTN_THREADS / chunks;
     const int r = threadIdx.x / chunks, c = threadIdx.x % chunks;
     const uint32_t dst = tile + tile_offset<DIM / 8>(r, c);
-    static_assert(step % 8 == 0 || step == 4, "the swizzled position of chunk c repeats after one or two steps");
+    static_assert(step % 8 == 0 || step == 4 || step == 2, "the swizzled position of chunk c repeats after a few steps");
 #pragma unroll
     for (int i = 0; i < ROWS; i += step) {
         const bool present = row + r + i < n_row && c * 8 < dim;
@@ -390,15 +390,18 @@ struct attn_variant {
     void (*fwd)(struct attn_args *a), (*bwd)(const struct attn_args *a);
 };
 const struct attn_variant *attn_variant_of(const struct attn_shape *s);
+/* Heads of more than 256 columns (sm80/attn_wide.cu); prefix: the kernels with PREFIX. */
+void attn_wide_fwd(const struct attn_args *a, bool prefix);
+void attn_wide_bwd(const struct attn_args *a, bool prefix);
 
 static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, struct tensor qkv,
                                             const struct seqs *seqs, const struct attn_shape *s)
 {
     const int64_t n_tok = qkv.shape[0], dim_v = attn_value_dim(s);
     struct attn_args a = {};
-    MT_REQUIRE(s->head_dim >= 8 && s->head_dim <= 256 && s->head_dim % 8 == 0 && dim_v >= 8 && dim_v <= 256 &&
+    MT_REQUIRE(s->head_dim >= 8 && s->head_dim <= 512 && s->head_dim % 8 == 0 && dim_v >= 8 && dim_v <= 512 &&
                    dim_v % 8 == 0,
-               "head_dim %lld, values of %lld: the CUDA kernels take multiples of 8 up to 256", (long long)s->head_dim,
+               "head_dim %lld, values of %lld: the CUDA kernels take multiples of 8 up to 512", (long long)s->head_dim,
                (long long)dim_v);
     MT_REQUIRE(n_tok < NO_WINDOW && seqs->n_seq <= NO_WINDOW && s->scale > 0, "%lld rows, %lld sequences, scale %g",
                (long long)n_tok, (long long)seqs->n_seq, (double)s->scale);

@@ -6,8 +6,8 @@
  *   sink.
  * Shapes: dqkv, qkv [T, (H+K)*A+K*B] bf16, dout, o [T, H*B] bf16, lse [T, H] f32, cu [S+1] i32; T may be 0. B, the
  *   width of values, is A in most models.
- * Needs: A and B multiples of 8 up to 256, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16 bytes;
- *   8*T*H bytes of scratch.
+ * Needs: A and B multiples of 8 up to 512, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16 bytes;
+ *   8*T*H bytes of scratch. Above 256 attn_wide.cu computes dk, dv and dq.
  * Grid: a head is padded with zeros to 64, 128 or 256 columns. stat: a block per row. dkv: 4 warps per 128 (width 128,
  *   256: 64) keys of a sequence and kv head, which loop over the heads of the group and the queries that attend to
  *   these keys. dq: 4 warps per 128 (256: 64) queries of a sequence and head. Two cp.async stages of 64 (128, 256: 32)
@@ -43,23 +43,23 @@ __device__ static inline void copy_async8(uint32_t shared, const void *global, i
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
-/* stat: one block per row; `lanes` lanes per head: dim_v / 8 rounded up to a power of two. */
+/* stat: one block per row; `lanes` lanes per head: dim_v / 8 rounded up to a power of two, at most 32. */
 __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a, int lanes)
 {
     const int64_t t = blockIdx.x;
     const int n = a.n_head * lanes, group = a.stat_group;
     if (t == 0 && threadIdx.x == 0) a.stat[(int64_t)a.n_head * a.n_tok] = make_float2(INFINITY, 0);
     for (int i = threadIdx.x; i - (int)threadIdx.x < n; i += ATTN_THREADS) {
-        const int head = i / lanes, col = i % lanes * 8;
+        const int head = i / lanes, first = i % lanes * 8;
         float o[8], d[8], sum = 0;
-        if (i < n && col < a.dim_v) {
+        for (int col = first; i < n && col < a.dim_v; col += 8 * lanes) {
             unpack8(o, load16(a.o + t * a.ld_o + head * a.dim_v + col));
             unpack8(d, load16(a.dout + t * a.ld_dout + head * a.dim_v + col));
 #pragma unroll
             for (int e = 0; e < 8; e++) sum += o[e] * d[e];
         }
         sum = warp_sum(sum, lanes);
-        if (i < n && col == 0)
+        if (i < n && first == 0)
             a.stat[(head / group * (int64_t)a.n_tok + t) * group + head % group] =
                 make_float2(a.lse[t * a.ld_lse + head] * LOG2_E, sum);
     }
@@ -316,6 +316,8 @@ template <bool PREFIX> static void bwd_of_width(const struct attn_args *a)
     } else if (widest <= 128) {
         attn_dkv<128, DK | DV, PREFIX>(a);
         attn_dq<128, PREFIX>(a);
+    } else if (widest > 256) {
+        attn_wide_bwd(a, PREFIX);
     } else {
         attn_dkv<256, DK, PREFIX>(a);
         attn_dkv<256, DV, PREFIX>(a);
@@ -344,7 +346,7 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
     if (turn_bytes) CUDA_CHECK(cudaMemsetAsync(s.turn.data, 0, (size_t)turn_bytes, cuda.stream));
     a.stat_group = own ? a.n_head / a.n_kv : 1;
     int lanes = 1;
-    while (lanes * 8 < a.dim_v) lanes *= 2;
+    while (lanes * 8 < a.dim_v && lanes < 32) lanes *= 2;
     attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a, lanes);
     CUDA_CHECK_LAUNCH();
     if (own)
