@@ -218,6 +218,22 @@ def minimax_m2(rng):
             flag(rng, "--old-config"))
 
 
+def gemma4(rng):
+    """Layers with and without a window in any order but the last; without a window nothing has v_proj, unless the
+    values are their own."""
+    layers = rng.choice([1, 2, 3, 5])
+    full = sorted(rng.sample(range(layers), rng.randint(0, layers - 1)))
+    heads = rng.choice([1, 2, 4, 6])
+    parts = [n for n in (1, 2, 3, 6) if heads % n == 0]
+    own = ["--own-values"] if len({*full, layers - 1}) == layers or rng.random() < 0.3 else []
+    return (["--layers", layers, "--full-layers", *full, "--interval", layers, "--window",
+             rng.choice([2, 5, 16, 40, 300]), "--heads", heads, "--kv-heads", rng.choice(parts), "--global-kv-heads",
+             rng.choice(parts), "--head-dim", rng.choice([8, 12, 16, 24]), "--global-head-dim",
+             rng.choice([8, 16, 24, 40]), "--rotated", rng.choice([0.25, 0.5, 1]), "--cap", rng.choice([0, 3, 30]),
+             "--dense-width", rng.choice([8, 24, 40])] +
+            own + flag(rng, "--attention-bias", 0.2) + plain_experts(rng)[:-2])
+
+
 def lfm2(rng):
     """Convolutions of any width, longer than documents too; layers of both kinds in any order."""
     layers, n, kv = rng.choice([1, 2, 3, 4]), rng.choice([2, 3, 5, 8, 12]), rng.choice([1, 2])
@@ -234,7 +250,8 @@ DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "olmoe": olmoe, "mixtral": mixtral, 
         "glm4": glm4, "glm4_lite": glm4_lite,
         "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
         "mistral4": mistral4, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
-        "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4, "nemotron": nemotron}
+        "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4, "nemotron": nemotron,
+        "gemma4": gemma4, "gemma4_text": gemma4}
 
 
 def targets(rng, a):
@@ -250,10 +267,10 @@ def targets(rng, a):
     if a.family == "nemotron":
         dense = "-" in a.pattern
         routed = routed * ("E" in a.pattern)
-    has_shared = routed and (a.shared_experts or a.family in families.ZERO_CENTRED)
+    has_shared = routed and "gemma4" not in a.family and (a.shared_experts or a.family in families.ZERO_CENTRED)
     groups = {"mixers": mixers, "experts": routed,
               "shared": [f"shared_{part}_proj" for part in parts] if has_shared else [],
-              "dense": [f"dense_{part}_proj" for part in parts] if dense else []}
+              "dense": [f"dense_{part}_proj" for part in parts] if dense or "gemma4" in a.family else []}
     everything = sum(groups.values(), [])
     choice = rng.choice(["all", "all", "some", "some", "one", "one", *groups])
     some = [name for name in everything if rng.random() < 0.5]
@@ -266,6 +283,8 @@ def has_target(a, layer, name):
         letter = ("-" if name.startswith("dense_") else "E" if name.startswith("shared_") or name in
                   ("gate_up_proj", "down_proj") else "M" if name == "in_proj" else "*")
         return a.pattern[layer] == letter
+    if "gemma4" in a.family:
+        return name != "v_proj" or a.own_values or (layer not in a.full_layers and layer < a.layers - 1)
     if name.startswith(("dense_", "shared_")) or name in ("gate_up_proj", "down_proj"):
         return name.startswith("dense_") == (layer in a.dense_layers or (layer + 1) % a.sparse_step > 0)
     attention = name in families.attention_targets(a)[:4]
