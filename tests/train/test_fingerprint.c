@@ -30,7 +30,7 @@ static void open_dir(struct opened *o, const char *dir)
 /* Tensors that moetrain does not read. */
 static bool is_unread(const char *name)
 {
-    static const char *const parts[] = {"visual", "vision_tower", "multi_modal", "mtp."};
+    static const char *const parts[] = {"visual", "vision_tower", "multi_modal", "embed_vision", "mtp."};
     for (int i = 0; i < MT_LEN(parts); i++)
         if (strstr(name, parts[i])) return true;
     return source_is_activation_scale(name);
