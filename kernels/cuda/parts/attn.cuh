@@ -243,7 +243,8 @@ __device__ static inline void load_tile(uint32_t tile, const bf16 *src, int64_t 
     const int chunks = DIM / 8, step = ATTN_THREADS / chunks;
     const int r = threadIdx.x / chunks, c = threadIdx.x % chunks;
     const uint32_t dst = tile + tile_offset<DIM / 8>(r, c);
-    static_assert(step % 8 == 0 || step == 4 || step == 2, "the swizzled position of chunk c repeats after a few steps");
+    static_assert(step % 8 == 0 || step == 4 || step == 2,
+                  "the swizzled position of chunk c repeats after a few steps");
 #pragma unroll
     for (int i = 0; i < ROWS; i += step) {
         const bool present = row + r + i < n_row && c * 8 < dim;

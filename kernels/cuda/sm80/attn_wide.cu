@@ -3,10 +3,10 @@
  * Math: as attn_fwd.cu and attn_bwd.cu.
  * Shapes: as attn_fwd.cu and attn_bwd.cu; A or B from 264 to 512 (Gemma-4: both 512).
  * Needs: as attn_fwd.cu and attn_bwd.cu.
- * Grid: heads are padded with zeros to 512 columns. A block has 32 queries (dkv: keys) and 4 warps: warp w has rows 16 (w
- *   % 2) .. + 15 and columns 256 (w / 2) .. + 255 of the sums, so that these stay in registers. Two warps compute the
- *   same scores. One stage of 16 keys (queries); another block computes while it is loaded. Forward 64 KiB of shared
- *   memory, dq and dk 96 KiB, dv 64 KiB, available on every GPU since sm_80.
+ * Grid: heads are padded with zeros to 512 columns. A block has 32 queries (dkv: keys) and 4 warps: warp w has rows 16
+ *   (w % 2) .. + 15 and columns 256 (w / 2) .. + 255 of the sums, so that these stay in registers. Two warps compute
+ *   the same scores. One stage of 16 keys (queries); another block computes while it is loaded. Forward 64 KiB of
+ *   shared memory, dq and dk 96 KiB, dv 64 KiB, available on every GPU since sm_80.
  * Bound: compute, twice the FLOP of scores: 6*A*H*pairs FLOP forward, 20*A*H*pairs backward.
  * Numerics: as attn_fwd.cu and attn_bwd.cu; the order of sums depends on the sequence alone. */
 #include "kernels/cuda/parts/attn.cuh"
@@ -115,8 +115,7 @@ __device__ static inline void resume(float acc[1][HALF / 8][4], struct progress 
 /* The warp's rows of o, and with half 0 their lse. */
 template <bool PREFIX>
 __device__ static inline void finish(float acc[1][HALF / 8][4], const struct progress *s, const struct attn_args &a,
-                                     const struct seq_block &seq, int first, int head, int half, float sink,
-                                     char *smem)
+                                     const struct seq_block &seq, int first, int head, int half, float sink, char *smem)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -158,10 +157,7 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) wide_fwd(const __grid_
     const uint32_t q_rows = lane_rows<DIM>(q_tile + own.row * DIM * 2);
     const float sink = a.sinks ? a.sinks[head] / a.scale : -INFINITY;
     float acc[1][HALF / 8][4] = {};
-    struct progress s = {
-        {sink, sink},
-        {0, 0}
-    };
+    struct progress s = {{sink, sink}, {0, 0}};
     if (PREFIX) resume(acc, &s, a, seq.first + q0 + own.row, seq.len - q0 - own.row, head, own.half);
     for (int k0 = begin; k0 < end; k0 += STAGE) {
         __syncthreads(); /* all warps have finished with the stage */
