@@ -601,7 +601,8 @@ static void validation_names_the_key(void **state)
                                "conv_in_proj, conv_out_proj, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, "
                                "in_proj_qkvz, in_proj_ba, in_proj, out_proj, gate_up_proj, down_proj, "
                                "shared_gate_proj, shared_up_proj, shared_down_proj, dense_gate_proj, dense_up_proj, "
-                               "dense_down_proj, attention, mixers, experts, shared_experts, dense, all-linear"},
+                               "dense_down_proj, fc1_latent_proj, fc2_latent_proj, attention, mixers, experts, "
+                               "shared_experts, dense, all-linear"},
         {"lora.targets=gate_proj",
          "lora.targets: \"gate_proj\": in PEFT this name matches routed experts, shared experts and dense layers; "
          "write "
