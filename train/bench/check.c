@@ -60,6 +60,7 @@ struct check {
     struct capture got, near[NEAR_RUNS], want;
     struct capture plain; /* with FP8 products: of the CPU in the device's dtype, without them */
     bool bf16, fp8;
+    float embed_factor; /* rounded as on the device */
     struct arch arch;
     struct adapters plan; /* its logical layout: parameters and offsets */
     int64_t n_bad;
@@ -411,7 +412,7 @@ static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, i
         run_close(r);
         return err_prefix(err, "the CPU's side of the check (--layers N takes the first N layers)");
     }
-    r->model.embed_factor = k->device.model.embed_factor; /* rounded as on the device */
+    r->model.embed_factor = k->embed_factor;
     forced.real = r->dev.ops->router_fwd;
     forced.arch = chosen.arch = &k->arch;
     chosen.real = r->dev.ops->index_topk;
@@ -733,6 +734,7 @@ static void check_free(struct check *k)
 static int run_sides(struct check *k, struct err *err)
 {
     const int rc = device_side(k, err);
+    k->embed_factor = k->device.model.embed_factor;
     run_close(&k->device);
     if (rc || plan_adapters(&k->plan, &k->arch, &k->cfg, NULL, err)) return -1;
     const int n_near = k->arch.delta.shape.n_value ? NEAR_RUNS : 1;
