@@ -58,6 +58,7 @@ static void test_families(void **state)
         if (check_config(&cfg, NULL)) fail_msg("%s:\n%s", names[i / 2], text);
         assert_says(text, "verdict: ok");
         assert_says(text, "gradient of down_proj.lora_B");
+        assert_null(strstr(text, "after attention                  (layer 0)    0.00e+00"));
         assert_null(strstr(text, "(null)")); /* every target has a column */
     }
 }

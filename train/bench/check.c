@@ -203,7 +203,7 @@ static void forced_router(struct device *dev, struct route *r, struct tensor log
         forced.real(dev, r, logits, x, w, bias, router);
         return;
     }
-    while (arch_ffn(forced.arch, forced.layer).n_exp == 1) forced.layer++;
+    while (!arch_is_routed(forced.arch, forced.layer)) forced.layer++;
     const int64_t l = forced.layer++;
     double *choice = mem_array(n_exp, sizeof(double));
     double *value = mem_array(n_tok * n_exp, sizeof(double)), *gate = mem_array(n_tok * n_top, sizeof(double));
@@ -328,6 +328,13 @@ static void take_entries(struct model *m, struct capture *c, int64_t n_tok)
     }
 }
 
+/* The residual between mixer and network; of a layer that lacks one of them its input or output. */
+static struct tensor residual_of(const struct model *m, int64_t layer)
+{
+    const struct layer_acts *a = &m->acts.layers[layer];
+    return !m->arch.mixer[layer] ? a->x : !m->arch.ffn[layer] ? a[1].x : a->h;
+}
+
 static void take(struct model *m, struct capture *c)
 {
     struct device *dev = m->dev;
@@ -338,8 +345,8 @@ static void take(struct model *m, struct capture *c)
     c->grad = mem_array(adapters_logical(&m->adapters)->n_flat, sizeof(float));
     for (int64_t l = 0; l < n_layer; l++) {
         const struct layer_acts *a = &m->acts.layers[l];
-        device_get_f32(dev, c->h + l * n, a->h);
-        if (arch_ffn(&m->arch, l).n_exp == 1) continue;
+        device_get_f32(dev, c->h + l * n, residual_of(m, l));
+        if (!arch_is_routed(&m->arch, l)) continue;
         device_download(dev, idx, a->moe.route.idx.data, tensor_bytes(a->moe.route.idx));
         idx += tensor_count(a->moe.route.idx);
     }
@@ -602,7 +609,7 @@ static void print_routing(struct check *k, const double *allowed_h)
     int64_t tokens = 0, rows = 0, bad = 0;
     double margin = 0;
     for (int64_t l = 0; l < k->arch.n_layer; l++) {
-        if (k->arch.dense[l]) continue;
+        if (!arch_is_routed(&k->arch, l)) continue;
         rows += k->batch.n_tok;
         tokens += forced.differ[l];
         for (int64_t t = 0; t < k->batch.n_tok; t++) {
