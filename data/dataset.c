@@ -464,7 +464,7 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
                        "weight, loss)",
                        files, (long long)ds->n_rows, str_plural(ds->n_rows));
     if (ds->counts.n_tied == ds->n_rows - ds->n_bad)
-        return err_set(err, "%s: every row rates all of its answers alike, so none is better", files);
+        return err_set(err, "%s: in every row all answers have the same rating: nothing to train on", files);
     return err_set(
         err,
         "%s: no document has a token with loss: %lld row%s, %lld of them longer than seq_len = %lld (%s), %lld without "

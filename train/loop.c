@@ -30,6 +30,20 @@ static int save_before(struct training *t)
     return -1;
 }
 
+/* The run ends where trainer and sampler disagree: it would learn from the probabilities of another model. */
+static int check_sampler(const struct training *t, double difference, struct err *err)
+{
+    const struct run *r = &t->run;
+    const double given = r->cfg->rollout.max_logp_difference;
+    const double allowed = given > 0 ? given : r->dev.act_dtype == DT_BF16 || r->dev.round_bf16 ? 0.02 : 1e-4;
+    if (difference <= allowed) return 0;
+    return err_set(
+        err,
+        "step %lld: log-probabilities of trainer and sampler differ by %.3g nats on average, over the bound of "
+        "%.3g (rollout.max_logp_difference): this is a bug of moetrain, or a bound too low for this precision",
+        (long long)t->state.step + 1, difference, allowed);
+}
+
 /* The generation batch of the next step, and what the log says of a new one. */
 static int sample(struct training *t, struct err *err)
 {
@@ -43,22 +57,7 @@ static int sample(struct training *t, struct err *err)
     if (o->first == before) return 0;
     online_prove(o, &proof);
     if (training_is_first(t)) online_log_batch(&t->metrics, o, &proof);
-    return 0;
-}
-
-/* The run ends where trainer and sampler disagree: it would learn from the probabilities of another model. */
-static int check_sampler(const struct training *t, struct err *err)
-{
-    const struct run *r = &t->run;
-    const struct generation_stats *g = &t->generation.stats;
-    const double given = r->cfg->rollout.max_logp_difference;
-    const double allowed = given > 0 ? given : r->dev.act_dtype == DT_BF16 || r->dev.round_bf16 ? 0.02 : 1e-4;
-    if (!g->corrected || g->difference[0] <= allowed) return 0;
-    return err_set(
-        err,
-        "step %lld: log-probabilities of trainer and sampler differ by %.3g nats on average, over the bound of "
-        "%.3g (rollout.max_logp_difference): this is a bug of moetrain, or a bound too low for this precision",
-        (long long)t->state.step + 1, g->difference[0], allowed);
+    return proof.corrected ? 0 : check_sampler(t, proof.given, err);
 }
 
 /* Reads the micro-batches of the next step, and the position of the data after them. */
@@ -89,7 +88,6 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, con
     for (int64_t i = ranks->rank; i < n; i += ranks->world) {
         struct model_pass pass = training_pass(t, i, counts);
         pass.baseline = baseline;
-        if (b[i].choices) pass.choices = CHOICES_GIVEN;
         if (ranks->world == 1 && stop_asked()) return false;
         run_micro_batch(r, &b[i], &pass);
         model_end(&r->model);
@@ -162,7 +160,8 @@ static int step(struct training *t, struct err *err)
     m.tokens = counts.tokens;
     m.lr = schedule_lr(&t->schedule, m.step);
     policy_run_begin(t, b, &counts);
-    if (is_online(t) && check_sampler(t, err)) return -1;
+    const struct generation_stats *g = &t->generation.stats;
+    if (is_online(t) && g->corrected && check_sampler(t, g->difference[0], err)) return -1;
     const bool done = accumulate(t, b, cfg->train.grad_accum, &counts);
     const int rc = done ? update(t, b, &counts, &m, bad, err) : 0;
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);

@@ -15,7 +15,7 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
                  (long long)ds->n_overlong, str_plural(ds->n_overlong), rows, str_plural(rows),
                  ds->n_overlong == 1 ? "is" : "are", seq_len, opt->overlong == OVERLONG_DROP ? "dropped" : "truncated");
     if (ds->counts.n_tied)
-        log_warn("%s: %lld of %lld row%s rate%s all answers alike, so none is better: dropped", files,
+        log_warn("%s: %lld of %lld row%s give%s all answers the same rating: dropped", files,
                  (long long)ds->counts.n_tied, rows, str_plural(rows), ds->counts.n_tied == 1 ? "s" : "");
     if (ds->counts.n_identical)
         log_warn("%s: %lld of %lld row%s %s the same chosen and rejected answer", files,

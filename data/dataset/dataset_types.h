@@ -39,7 +39,7 @@ struct dataset_counts {
     int64_t n_special;             /* good rows whose contents spell special tokens */
     int64_t n_dropped, n_nulls;    /* rows with parts that their text lacks; null members that were left out */
     int64_t n_appended, n_unended; /* texts whose last answer the next role's token ends; no token ends */
-    int64_t n_tied, n_identical;   /* rows whose answers are rated alike; pairs whose answers are the same tokens */
+    int64_t n_tied, n_identical; /* rows whose answers have the same rating; pairs whose answers are the same tokens */
 };
 
 /* Concatenated documents: document d is ids[doc_off[d] .. doc_off[d+1]), mask 1 where the token may be a target (never

@@ -261,7 +261,7 @@ static int find_two(struct json row, struct json two[2], struct err *err)
         "to these names with data.columns");
 }
 
-/* The best and the worst of the rated answers; 1: all are rated alike. */
+/* The best and the worst of the rated answers; 1: all have the same rating. */
 static int find_rated(struct json row, struct json two[2], struct err *err)
 {
     const struct json responses = json_find(row, "responses"), ratings = json_find(row, "ratings");

@@ -7,7 +7,7 @@
 #include "data/json/text.h"
 
 /* Writes {"prompt", "completion"}, both texts or both lists of messages, and the keys that the row has beside them.
- * worse: the rejected answer. 1: the row has no preference, as its best and worst answers are rated alike. Forms:
+ * worse: the rejected answer. 1: the row has no preference, as all its answers have the same rating. Forms:
  * - {prompt, chosen, rejected}: texts, messages, or lists of messages; a text beside a list is one message of it
  * - {chosen, rejected}: whole texts or conversations; the prompt is their common beginning. A `prompt` that lists of
  *   both repeat counts once

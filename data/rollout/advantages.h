@@ -4,6 +4,13 @@
 
 #include "kernels/base.h"
 
+/* Of x[0], x[stride], ..: n values, without those that are NaN. std divides by n - 1. */
+struct moments {
+    int64_t n;
+    double mean, std; /* NaN where n is 0; where n is less than 2 */
+};
+struct moments moments_of(const double *x, int64_t n, int64_t stride);
+
 /* What (reward - mean of its group) is divided by, plus 1e-4: the standard deviation of the group; of all rewards;
  * nothing. */
 enum advantage_scale { ADVANTAGE_GROUP, ADVANTAGE_BATCH, ADVANTAGE_NONE };

@@ -183,7 +183,7 @@ static void bad_rows(void **state)
          "`history` must be a list"},
         {DATA_PREFERENCE, "{\"chosen\": " SAID("a") ", \"rejected\": " SAID("b") "}", "no common beginning"},
         {DATA_PREFERENCE, "{\"prompt\": \"a\", \"responses\": [\"b\", \"c\"], \"ratings\": [1, 1]}",
-         "every row rates all of its answers alike"},
+         "in every row all answers have the same rating"},
         {DATA_LABELLED, "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": 2}", "`label`: must be true or false"},
         {DATA_LABELLED, "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": \"yes\"}", "must be true or false"},
         {DATA_LABELLED, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}",

@@ -58,7 +58,7 @@ static struct rewards *begin(const char *more)
              port, template, key, more);
     config_defaults(&cfg);
     if (config_parse(&cfg, text, (int64_t)strlen(text), "run.ini", &err)) fail_msg("%s", err.msg);
-    struct rewards *r = rewards_open(&cfg, &err);
+    struct rewards *r = rewards_open(&cfg, true, &err);
     if (!r) fail_msg("%s", err.msg);
     return r;
 }
@@ -75,7 +75,7 @@ static int step_of(struct rewards *r, int64_t step, const char *const *answers, 
                                          .finish_reason = "stop"};
         if (rewards_submit(r, &item, err)) return -1;
     }
-    return rewards_collect(r, out, err);
+    return rewards_collect(r, out, NULL, err);
 }
 
 static void scores(void **state)
@@ -158,7 +158,7 @@ static void refused_settings(void **state)
     }
     config_defaults(&cfg);
     assert_int_equal(config_set(&cfg, "reward.j=judge http://x prompt=/no/such/file", &err), 0);
-    assert_null(rewards_open(&cfg, &err));
+    assert_null(rewards_open(&cfg, true, &err));
     assert_non_null(strstr(err.msg, "reward.j: /no/such/file"));
 }
 

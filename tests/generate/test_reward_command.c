@@ -23,7 +23,7 @@ static struct rewards *begin(const char *mode, const char *more)
              fixture("../generate/reward_program.py"), mode, more);
     config_defaults(&cfg);
     if (config_parse(&cfg, text, (int64_t)strlen(text), "run.ini", &err)) fail_msg("%s", err.msg);
-    struct rewards *r = rewards_open(&cfg, &err);
+    struct rewards *r = rewards_open(&cfg, true, &err);
     if (!r) fail_msg("%s", err.msg);
     return r;
 }
@@ -43,7 +43,7 @@ static int step_of(struct rewards *r, int64_t step, int64_t n, struct reward_res
             .finish_reason = "stop"};
         if (rewards_submit(r, &item, err)) return -1;
     }
-    return rewards_collect(r, out, err);
+    return rewards_collect(r, out, NULL, err);
 }
 
 static void pass(struct rewards *r, int64_t step, int64_t n, struct reward_results *out)
@@ -311,7 +311,11 @@ static void no_program(void **state)
     const int fds = count_fds();
     config_defaults(&cfg);
     assert_int_equal(config_parse(&cfg, text, (int64_t)strlen(text), "run.ini", &err), 0);
-    assert_null(rewards_open(&cfg, &err));
+    struct rewards *silent = rewards_open(&cfg, false, &err); /* nothing is started */
+    assert_non_null(silent);
+    assert_int_equal(rewards_count(silent), 1);
+    rewards_close(silent);
+    assert_null(rewards_open(&cfg, true, &err));
     assert_string_equal(err.msg, "reward.r: ./no-such-program cannot be started: No such file or directory");
     end(NULL, fds);
 }

@@ -16,7 +16,7 @@ static struct rewards *open_rewards(struct config *c, const char *text)
 {
     struct err err;
     parse(c, text);
-    struct rewards *r = rewards_open(c, &err);
+    struct rewards *r = rewards_open(c, true, &err);
     if (!r) fail_msg("%s", err.msg);
     return r;
 }
@@ -155,7 +155,7 @@ static void totals(void **state)
         submit(r, "so 18", 2, "{\"answer\": 18, \"x\": \"so 18\"}");
         submit(r, "17", 8, "{\"answer\": \"18\", \"x\": null}");
         submit(r, "17", 5, NULL);
-        assert_int_equal(rewards_collect(r, &out, &err), 0);
+        assert_int_equal(rewards_collect(r, &out, NULL, &err), 0);
         assert_int_equal(out.n, 3);
         const double values[] = {1, 1, 0, 0, 0, NAN, -1, 3.0 / 6 - 1, NAN, NAN, -0.75, 0};
         for (int i = 0; i < MT_LEN(values); i++)
@@ -167,19 +167,19 @@ static void totals(void **state)
     r = open_rewards(&c, "[reward]\na = last_number");
     assert_int_equal(rewards_begin(r, 0, &err), 0);
     for (int i = 0; i < 1000; i++) submit(r, "1", 1, i % 2 ? "{}" : "{\"answer\": 1}");
-    assert_int_equal(rewards_collect(r, &out, &err), 0);
+    assert_int_equal(rewards_collect(r, &out, NULL, &err), 0);
     for (int i = 0; i < 1000; i++) assert_true(i % 2 ? isnan(out.totals[i]) : out.totals[i] == 1);
     rewards_close(r);
     r = open_rewards(&c, "[reward]\na = last_number\nb = regex pattern=^$\nc = exact\nd = boxed\ne = json\n"
                          "f = think_format\ng = length max=1 cache=1\nh = repetition");
     assert_int_equal(rewards_begin(r, 0, &err), 0);
     const struct reward_item nothing = {.prompt = "\"\"", .columns = "{\"answer\": \"\"}", .finish_reason = "stop"};
-    if (rewards_submit(r, &nothing, &err) || rewards_collect(r, &out, &err)) fail_msg("%s", err.msg);
+    if (rewards_submit(r, &nothing, &err) || rewards_collect(r, &out, NULL, &err)) fail_msg("%s", err.msg);
     assert_true(isnan(out.values[0]) && out.values[1] == 1 && out.values[2] == 1 && isnan(out.values[3]));
     assert_true(isnan(out.values[4]) && out.values[5] == 0 && out.values[6] == 0 && out.values[7] == 0);
     rewards_close(r);
     parse(&c, "");
-    assert_null(rewards_open(&c, &err));
+    assert_null(rewards_open(&c, true, &err));
     assert_non_null(strstr(err.msg, "no rewards"));
 }
 

@@ -8,7 +8,7 @@
 #include "data/json/text.h"
 #include "data/rollout/rollout_rows.h"
 #include "tests/test.h"
-#include "train/rollout/online.h"
+#include "train/rollout/online_batches.h"
 
 struct bed {
     struct config cfg;
@@ -176,7 +176,21 @@ static void interrupted(void **state)
     bed_close(&b);
 }
 
-/* Groups of equal rewards are replaced, in bounded rounds; what is short of the batch is completed with them. */
+/* Rows of a step that count; only they have labels. */
+static int64_t count_rows(const struct bed *b, int64_t step)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < b->cfg.train.grad_accum; i++) {
+        struct batch mb;
+        online_micro_batch(&b->o, step, i, &mb);
+        assert_true((mb.n_label > 0) == (mb.n_unit > 0));
+        n += mb.n_unit;
+        batch_free(&mb);
+    }
+    return n;
+}
+
+/* Groups of equal rewards are replaced, in bounded rounds; where too few remain, the batch is shorter. */
 static void dynamic(void **state)
 {
     (void)state;
@@ -203,6 +217,19 @@ static void dynamic(void **state)
     assert_int_equal(batch(&b, 0, (struct loader_pos){0, 0}), 0);
     assert_true(b.o.n_flat == 6 && b.o.n_round == 2 && b.o.rows.n == 12 && b.o.stats.zero_std == 1);
     assert_true(b.o.after.index == 6);
+    assert_int_equal(count_rows(&b, 0), 0);
+    bed_close(&b);
+    /* too few groups: the others have neither loss nor reward, and count in no mean */
+    bed_open(&b, dir, "rollout.dynamic_rounds=2 reward.NAME= reward.word=regex$pattern=the train.seed=18", 6);
+    assert_int_equal(batch(&b, 0, (struct loader_pos){0, 0}), 0);
+    assert_true(b.o.n_kept > 0 && b.o.n_kept < 12);
+    assert_int_equal(count_rows(&b, 0), b.o.n_kept);
+    for (int64_t i = 0; i < 12; i++) assert_true(isnan(b.o.rows.reward[i]) == (i >= b.o.n_kept));
+    bed_close(&b);
+    /* one round: groups of equal rewards stay in their places */
+    bed_open(&b, dir, "reward.NAME= reward.never=exact", 6);
+    assert_int_equal(batch(&b, 0, (struct loader_pos){0, 0}), 0);
+    assert_true(b.o.n_flat == 0 && count_rows(&b, 0) == 12 && b.o.rows.reward[11] < 1);
     bed_close(&b);
 }
 

@@ -150,6 +150,43 @@ static void offline(void **state)
     assert_true(adapter_error(online, recorded) < 1e-4);
 }
 
+/* Without weights that correct for the sampler, too, a difference over the bound ends the run. */
+static void sampler_is_compared(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"objective.is_mode=none", "objective.old=rows", "objective.is_mode=auto"};
+    for (int i = 0; i < MT_LEN(sets); i++) {
+        assert_int_equal(RUN(SETS(config_of(""), "--set", sets[i], "--set", "train.steps=1")), 0);
+        assert_int_equal(RUN(SETS(config_of(""), "--set", sets[i], "--set", "rollout.max_logp_difference=1e-12")), 1);
+        assert_says(said.err, "step 1: log-probabilities of trainer and sampler differ by ");
+    }
+}
+
+/* Ctrl-C does not wait for a reward; the samples are not lost. */
+static void stopped_while_waiting(void **state)
+{
+    (void)state;
+    const char *config = config_of("");
+    const char *const words[] = {
+        SETS(config, "--set", "reward.slow=command sleep 100", "--set", "data.eval=", "--set", "eval.every=0"), NULL};
+    const char *dir = scratch_dir(), *part = process_output(config, "rollouts/step-000001.part-0");
+    static char text[TEXT];
+    int n_line = 0;
+    const pid_t pid = process_start(dir, words);
+    for (int i = 0; i < 1000 && n_line < 8; i++) { /* until the batch is sampled */
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        n_line = 0;
+        if (file_exists(part)) process_read(part, text, sizeof(text));
+        for (const char *c = text; (c = strchr(c, '\n')); c++) n_line++;
+    }
+    assert_int_equal(n_line, 8);
+    const double start = clock_ms();
+    kill(pid, SIGINT);
+    assert_int_equal(process_finish(dir, pid), 130);
+    assert_true(clock_ms() - start < 20e3);
+    if (RUN(SETS(config, "--set", "train.steps=1"))) fail_msg("%s", said.err);
+}
+
 static void refused(void **state)
 {
     (void)state;
@@ -158,6 +195,7 @@ static void refused(void **state)
     } rows[] = {{"objective.num_generations=3", "whole groups"},
                 {"reward.NAME=", "[reward]"},
                 {"objective.max_completion_length=64", "data.seq_len"},
+                {"environment.command=cat", "environment.command"},
                 {"lora.dropout=0.1", "lora.dropout"}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         assert_int_not_equal(RUN(SETS(config_of(""), "--set", rows[i].sets)), 0);
@@ -167,7 +205,8 @@ static void refused(void **state)
 
 int test_online_runs(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks), cmocka_unit_test(log_and_iterations),
-                                       cmocka_unit_test(offline), cmocka_unit_test(refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kills_and_ranks),     cmocka_unit_test(log_and_iterations),    cmocka_unit_test(offline),
+        cmocka_unit_test(sampler_is_compared), cmocka_unit_test(stopped_while_waiting), cmocka_unit_test(refused)};
     return cmocka_run_group_tests_name("online_runs", tests, NULL, NULL);
 }

@@ -289,11 +289,17 @@ static void lines(void **state)
     (void)state;
     static const char line[] = "{\"id\": \"5-1\", \"prompt_ids\": [1], \"completion_ids\": [2], \"reward\": null, "
                                "\"group\": 5, \"text\": \"\\\"reward\\\": null\"}";
-    const char *const names[] = {"right", "form"};
+    struct config *cfg = mem_alloc(sizeof(*cfg));
     struct text_buf out = {0};
     struct err err;
     int64_t group, sample;
-    rollout_line_reward(&out, line, sizeof(line) - 1, 0.75, names, (double[]){0.5, NAN}, 2);
+    config_defaults(cfg);
+    if (config_set(cfg, "reward.NAME=right=exact\tform=exact", &err)) fail_msg("%s", err.msg);
+    struct rewards *rewards = rewards_open(cfg, true, &err);
+    assert_non_null(rewards);
+    rollout_line_reward(&out, line, sizeof(line) - 1, rewards, 0.75, (double[]){0.5, NAN});
+    rewards_close(rewards);
+    mem_free(cfg);
     assert_string_equal(out.text, "{\"id\": \"5-1\", \"prompt_ids\": [1], \"completion_ids\": [2], \"reward\": 0.75, "
                                   "\"rewards\": {\"right\": 0.5, \"form\": null}, \"group\": 5, \"text\": "
                                   "\"\\\"reward\\\": null\"}\n");

@@ -173,7 +173,7 @@ static const struct option options[] = {
     ROW(rollout, dynamic_rounds, MATH, "1", "[1, 64]", "rounds that replace groups of equal rewards; 1: none"),
     ROW(rollout, replay, MATH, "true", YES_NO, "train with the experts that the sampler chose"),
     ROW(rollout, max_logp_difference, FREE, "0", "[0, 1e3]", "sampler to trainer; 0: fp32 1e-4, bf16 0.02; else stop"),
-    ROW(environment, command, NEXT, "", "program", "answers the turns of the model with messages"),
+    ROW(environment, command, NEXT, "", "program", "not called yet: answers the turns of the model"),
     ROW(environment, turns, NEXT, "8", "[1, 1e6]", "turns of the model in a completion, at most"),
     ROW(environment, tokens, NEXT, "0", "[0, 1e9]", "tokens of all turns and messages, at most; 0: no limit"),
     ROW(environment, seconds, NEXT, "0", "[0, 1e6]", "of a completion, then no turn begins; 0: no limit"),

@@ -111,7 +111,7 @@ struct config {
         int format, loss_on, overlong, dropped; /* enum data_format, loss_on, overlong, chat_on_dropped */
         int special_text, sample_by;            /* enum special_text, sample_by */
         int eval_format;                        /* CFG_EVAL_FORMAT_SAME, or enum data_format + 1 */
-        int answers; /* enum data_format of the objective that config_without_teacher removed; 0: no form of its own */
+        int answers; /* enum data_format of the objective that config_without_teacher removed; 0: any */
         int64_t seq_len, max_samples; /* 0: all */
         bool packing, shuffle, split_turns;
         char system[2048], chat_template[MT_PATH], chat_kwargs[512], chat_date[16];

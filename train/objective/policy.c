@@ -101,6 +101,8 @@ static int check_online(const struct config *c, const char *name, struct err *er
             "objective.max_completion_length = %lld leaves no room for a prompt in data.seq_len = %lld, which "
             "both share: lower it, or raise data.seq_len",
             (long long)c->objective.max_completion_length, (long long)c->data.seq_len);
+    if (c->environment.command[0])
+        return err_set(err, "environment.command: online RL does not call environments yet: leave it out");
     if (c->lora.dropout > 0 || c->train.neftune_alpha > 0)
         return err_set(err, "%s with %s: training's probabilities would not be the sampler's; set it to 0", name,
                        c->lora.dropout > 0 ? "lora.dropout" : "train.neftune_alpha");
@@ -213,10 +215,10 @@ static void describe(struct text_buf *text, const struct config *c)
 {
     const struct policy_settings s = policy_settings(c);
     const double beta = s.loss.beta > 0 ? s.loss.beta : s.reward_kl;
-    char line[160];
+    char line[192];
     snprintf(line, sizeof(line),
-             "%s on %s completions, %lld to a prompt, ratios in [%g, %g], beta %g; the losses "
-             "are its own",
+             "%s on %s completions, %lld to a prompt, ratios in [%g, %g], beta %g; the losses are "
+             "those of this objective",
              preference_row_of(c)->name, config_is_online(c) ? "sampled" : "recorded", (long long)s.advantage.n_group,
              s.loss.low, s.loss.high, beta);
     text_put(text, line);

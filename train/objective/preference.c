@@ -62,7 +62,7 @@ static void describe(struct text_buf *text, const struct config *c)
     if (opt.has_reference)
         snprintf(from, sizeof(from), "reference: %s",
                  reference(c) ? "the adapter that the run started from" : "the base model");
-    snprintf(line, sizeof(line), "%s, beta %g, %s; the losses are its own", preference_row_of(c)->name,
+    snprintf(line, sizeof(line), "%s, beta %g, %s; the losses are those of this objective", preference_row_of(c)->name,
              opt.preference.beta, from);
     text_put(text, line);
 }

@@ -51,7 +51,8 @@ void generation_attach(const struct generation *g, const struct config *c, const
 
 /* ---- the tokens of highest entropy ---- */
 
-/* Completions that begin alike have tokens of equal entropy, up to rounding: the threshold does not divide them. */
+/* Completions with the same beginning have tokens of equal entropy, up to rounding: the threshold does not divide them.
+ */
 #define TIE 1e-5
 
 static int ascending(const void *a, const void *b)

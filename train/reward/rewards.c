@@ -66,7 +66,7 @@ static int open_command(struct reward *r, const struct config *c, struct err *er
 }
 
 /* A command is started after the checks of all others. */
-struct rewards *rewards_open(const struct config *c, struct err *err)
+struct rewards *rewards_open(const struct config *c, bool asks, struct err *err)
 {
     struct rewards *r = mem_alloc(sizeof(*r));
     int rc = 0;
@@ -75,7 +75,7 @@ struct rewards *rewards_open(const struct config *c, struct err *err)
         rc = err_set(err, "no rewards: add a section [reward] with NAME = KIND ARGUMENTS, e.g. correct = last_number");
     for (int64_t i = 0; !rc && i < r->n; i++)
         if (is_builtin(&r->of[i])) rc = open_builtin(&r->of[i], err);
-    for (int64_t i = 0; !rc && i < r->n; i++) {
+    for (int64_t i = 0; asks && !rc && i < r->n; i++) {
         if (!is_builtin(&r->of[i])) rc = open_command(&r->of[i], c, err);
         r->has_command |= is_command(&r->of[i]);
     }
@@ -103,6 +103,18 @@ void rewards_close(struct rewards *r)
 int64_t rewards_count(const struct rewards *r) { return r->n; }
 const char *rewards_name(const struct rewards *r, int64_t i) { return r->of[i].key.name; }
 double rewards_weight(const struct rewards *r, int64_t i) { return r->of[i].key.weight; }
+
+double rewards_total(const struct rewards *r, const double *values)
+{
+    double total = 0;
+    int64_t n = 0;
+    for (int64_t i = 0; i < r->n; i++) {
+        if (isnan(values[i])) continue;
+        total += r->of[i].key.weight * values[i];
+        n++;
+    }
+    return n ? total : NAN;
+}
 
 /* ---- items ---- */
 
@@ -218,7 +230,8 @@ static int work_one(struct reward *r, bool *open, struct err *err)
     return 0;
 }
 
-static int wait_for_all(struct rewards *r, struct err *err)
+/* 1: stop() is true. */
+static int wait_for_all(struct rewards *r, bool (*stop)(void), struct err *err)
 {
     for (int64_t i = 0; i < r->n; i++)
         if (end_one(&r->of[i], err)) return -1;
@@ -233,6 +246,7 @@ static int wait_for_all(struct rewards *r, struct err *err)
             if (open && is_command(&r->of[i])) n += program_fds(&r->of[i].command.program, fds + n);
         }
         if (!any) return 0;
+        if (stop && stop()) return 1;
         poll(fds, (nfds_t)n, judges ? 5 : 50); /* also the time of a timeout; a signal is for the caller */
         progress();
     }
@@ -257,9 +271,10 @@ static void take_command(struct rewards *r, int64_t i)
     }
 }
 
-int rewards_collect(struct rewards *r, struct reward_results *out, struct err *err)
+int rewards_collect(struct rewards *r, struct reward_results *out, bool (*stop)(void), struct err *err)
 {
-    if (wait_for_all(r, err)) return -1;
+    const int rc = wait_for_all(r, stop, err);
+    if (rc) return rc;
     memset(r->nulls, 0, sizeof(r->nulls));
     r->n_metric = 0;
     for (int64_t i = 0; i < r->n; i++) {
@@ -267,16 +282,9 @@ int rewards_collect(struct rewards *r, struct reward_results *out, struct err *e
         if (is_judge(&r->of[i])) take_judge(r, i);
     }
     for (int64_t row = 0; row < r->n_item; row++) {
-        double total = 0;
-        int64_t n_null = 0;
-        for (int64_t i = 0; i < r->n; i++) {
-            const double value = r->values[row * r->n + i];
-            const bool null = isnan(value);
-            r->nulls[i] += null;
-            n_null += null;
-            if (!null) total += r->of[i].key.weight * value;
-        }
-        r->totals[row] = n_null == r->n ? (double)NAN : total;
+        const double *values = r->values + row * r->n;
+        for (int64_t i = 0; i < r->n; i++) r->nulls[i] += isnan(values[i]);
+        r->totals[row] = rewards_total(r, values);
     }
     *out = (struct reward_results){.n = r->n_item,
                                    .values = r->values,

@@ -10,13 +10,15 @@
 #include "train/reward/verify.h"
 
 struct rewards;
-/* Starts the commands. NULL: an error, also where [reward] names none. */
-struct rewards *rewards_open(const struct config *c, struct err *err);
+/* NULL: an error, also where [reward] names none. asks: this rank asks for rewards: it starts the commands. */
+struct rewards *rewards_open(const struct config *c, bool asks, struct err *err);
 void rewards_close(struct rewards *r); /* NULL is fine */
 
 int64_t rewards_count(const struct rewards *r);
 const char *rewards_name(const struct rewards *r, int64_t i);
 double rewards_weight(const struct rewards *r, int64_t i);
+/* Sum of weight * value without nulls (NaN); NaN: all are null. values [rewards_count]. */
+double rewards_total(const struct rewards *r, const double *values);
 
 struct reward_item {
     const char *prompt;          /* JSON of a text or of messages */
@@ -34,7 +36,7 @@ int rewards_submit(struct rewards *r, const struct reward_item *item, struct err
 struct reward_results {
     int64_t n;              /* items */
     const double *values;   /* [n, rewards_count] */
-    const double *totals;   /* [n] sum of weight * value without nulls; NaN: all are null */
+    const double *totals;   /* [n] rewards_total */
     const int64_t *nulls;   /* [rewards_count] values that are null */
     const int64_t *missing; /* [rewards_count] of these: the command gave no answer */
     struct reward_mean {
@@ -45,7 +47,8 @@ struct reward_results {
 };
 /* Waits for all rewards of the step, reward.timeout_s at most. When a command ends or is late, its missing rewards are
  * null, and it is started again, with a warning. Errors, after which the run must stop: its third failure in a row; an
- * answer that does not fit. rewards_close is then the only further call. */
-int rewards_collect(struct rewards *r, struct reward_results *out, struct err *err) MT_CHECK;
+ * answer that does not fit. rewards_close is then the only further call, also after 1: stop() was true meanwhile.
+ * stop may be NULL. */
+int rewards_collect(struct rewards *r, struct reward_results *out, bool (*stop)(void), struct err *err) MT_CHECK;
 
 #endif

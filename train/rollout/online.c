@@ -60,7 +60,7 @@ int online_open(struct online *o, struct run *r, struct err *err)
                  (long long)shared, shared == 1 ? " is" : "s are");
     o->rules = message_rules_of(r->chat);
     o->rows.n_routing = choices_layers(&r->arch) * r->arch.top_k;
-    if (!(o->rewards = rewards_open(cfg, err))) return -1;
+    if (!(o->rewards = rewards_open(cfg, r->par.ep->rank == 0, err))) return -1;
     return comm_agree(r->par.all, "set of prompts", r->train.hash, err) ||
                    comm_agree(r->par.all, "set of held-out prompts", r->eval.hash, err)
                ? -1
@@ -129,7 +129,8 @@ struct choice {
     struct {
         const struct round *round;
         int64_t prompt;
-    } * of, *flat; /* [n_group], [n_flat] */
+    } * of, *flat;  /* [n_group], [n_flat] */
+    int64_t n_kept; /* groups at the beginning of `of` that have loss */
     int64_t cap;
 };
 
@@ -140,7 +141,7 @@ static void make_key(char text[JOURNAL_KEY], const struct online *o, struct load
     const struct sample_params *p = &o->set.params;
     const double numbers[] = {(double)o->first,      (double)pos.epoch, (double)pos.index, (double)o->set.n_sample,
                               (double)p->max_tokens, p->temperature,    p->top_p,          p->min_p,
-                              (double)p->top_k};
+                              (double)p->top_k,      (double)p->routing};
     uint64_t key = rng_key((uint64_t)cfg->train.seed, "generation batch");
     key = rng_u64(rng_u64(key, o->run->train.hash), o->run->model.weights.fingerprint);
     key = rng_bytes(key, numbers, sizeof(numbers));
@@ -179,13 +180,14 @@ static void choose(struct choice *c, const struct online *o, const struct round 
     }
 }
 
-/* Where dynamic sampling ends before the batch is full, groups without spread complete it. */
+/* Where dynamic sampling ends before the batch is full, groups of equal rewards complete it, without loss. */
 static void fill(struct choice *c, const struct online *o)
 {
     const int64_t lacks = o->set.n_group - c->n;
+    c->n_kept = c->n;
     if (lacks && !o->run->par.all->rank)
-        log_warn("step %lld: %lld of %lld groups have equal rewards after %lld rounds of sampling: they give no "
-                 "gradient; easier or harder prompts, or a larger objective.num_generations, would",
+        log_warn("step %lld: %lld of %lld groups have equal rewards after %lld rounds of sampling: the batch is "
+                 "shorter by them; use easier or harder prompts, or raise objective.num_generations",
                  (long long)o->first + 1, (long long)lacks, (long long)o->set.n_group, (long long)o->set.rounds);
     for (int64_t i = 0; i < lacks; i++) c->of[c->n++] = c->flat[i];
 }
@@ -243,17 +245,22 @@ static int take_rows(struct online *o, const struct choice *c, struct err *err)
     return rc;
 }
 
+/* Rows after the first n have no tokens with loss, and their rewards are in no mean. */
+static void drop_rows(struct online *o, int64_t n)
+{
+    o->n_kept = n;
+    for (int64_t i = n; i < o->rows.n; i++) o->rows.reward[i] = (double)NAN;
+    if (n < o->rows.n) memset(o->docs.mask + o->docs.doc_off[n], 0, (size_t)(o->docs.n_tokens - o->docs.doc_off[n]));
+}
+
 /* Rows as `data.format = rollouts` reads them. */
 static int write_rows(const struct online *o, const struct choice *c, struct err *err)
 {
-    const char *names[STATS_REWARDS];
-    const int64_t n_reward = MT_MIN(rewards_count(o->rewards), STATS_REWARDS);
     char path[MT_PATH];
     struct text_buf text = {0};
-    for (int64_t i = 0; i < n_reward; i++) names[i] = rewards_name(o->rewards, i);
     for (int64_t i = 0; i < o->set.n_row; i++) {
         const struct round_sample *s = sample_at(o, c, i);
-        rollout_line_reward(&text, s->line, s->size, o->rows.reward[i], names, s->values, n_reward);
+        rollout_line_reward(&text, s->line, s->size, o->rewards, o->rows.reward[i], s->values);
     }
     int rc = str_format(path, sizeof(path), err, "output.dir", "%s/step-%06lld.jsonl", o->dir, (long long)o->first + 1);
     if (!rc) rc = file_write_atomic(path, text.text, text.size, err);
@@ -289,6 +296,7 @@ static int make_batch(struct online *o, struct loader_pos pos, bool within, bool
         rollout_documents(&o->docs, &o->rows, r->cfg->objective.mask_truncated);
     }
     if (!rc && !r->par.all->rank && r->cfg->output.rollouts == CFG_ROLLOUTS_ALL) rc = write_rows(o, &c, err);
+    if (!rc) drop_rows(o, c.n_kept * o->set.n_sample);
     journal_close(&journal);
     for (int64_t i = 0; i < o->set.rounds; i++) round_free(&rounds[i]);
     mem_free(rounds);

@@ -22,6 +22,7 @@ struct online {
     /* the generation batch in use */
     int64_t first;           /* its first optimizer step, from 0; -1: none yet */
     struct rollouts rows;    /* [n_row] in the order of the prompts */
+    int64_t n_kept;          /* rows that count: those after them complete the batch of dynamic sampling */
     struct dataset docs;     /* the same as documents: prompt and completion, whose tokens are labels */
     struct loader_pos after; /* the next prompt */
     struct rollout_stats stats;

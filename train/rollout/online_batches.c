@@ -6,6 +6,7 @@
 
 #include "data/rollout/rollout_choices.h"
 #include "train/objective/micro_batch.h"
+#include "train/objective/policy.h"
 
 enum { PROOF_TOK = 2048 }; /* tokens of the pass of online_prove, at most, but a row */
 
@@ -24,6 +25,7 @@ void online_micro_batch(const struct online *o, int64_t step, int64_t i, struct 
     const int64_t part = (step - o->first) % o->set.n_part, rows = cfg->train.micro_batch * cfg->train.grad_accum;
     const int64_t first = part * rows + i * cfg->train.micro_batch;
     open_rows(o, first, cfg->train.micro_batch, b);
+    b->n_unit = MT_MAX(0, MT_MIN(b->n_unit, o->n_kept - first));
 }
 
 /* ---- proof ---- */
@@ -51,24 +53,39 @@ static void compare(const struct online *o, struct batch *b, int64_t first, cons
 static void join(const struct online *o, struct online_proof *p)
 {
     struct comm *all = o->run->par.all;
-    struct online_proof *of = mem_array(all->world, sizeof(*of)), sum = {.n = 0};
+    struct online_proof *of = mem_array(all->world, sizeof(*of)), sum = {.corrected = p->corrected};
     comm_host_gather(all, of, p, sizeof(*p));
     for (int i = 0; i < all->world; i++) {
         sum.n += of[i].n;
         sum.n_choice += of[i].n_choice;
         sum.mean += of[i].mean;
+        sum.given += of[i].given;
         sum.other_experts += of[i].other_experts;
         sum.most = isnan(of[i].most) || of[i].most > sum.most ? of[i].most : sum.most;
     }
     mem_free(of);
     sum.mean /= (double)MT_MAX(sum.n, 1);
+    sum.given /= (double)MT_MAX(sum.n, 1);
     sum.other_experts = sum.n_choice ? sum.other_experts / (double)sum.n_choice : NAN;
     if (isnan(sum.mean)) sum.most = NAN;
     *p = sum;
 }
 
+/* nll of the labels of b; own: the experts that the trainer chooses; NULL: they are not read. */
+static void score(const struct online *o, const struct batch *b, int choices, float *nll, uint16_t *own)
+{
+    struct run *r = o->run;
+    const struct model_batch mb = micro_batch_of(b);
+    model_begin(&r->model, &mb, &(struct model_pass){.unquantised = r->model.qat.waiting, .choices = choices});
+    model_fwd(&r->model);
+    if (own) choices_read(&r->model.choices, &r->dev, own);
+    model_policy_values(&r->model, nll, NULL);
+    model_end(&r->model);
+}
+
 void online_prove(struct online *o, struct online_proof *p)
 {
+    const struct policy_settings s = policy_settings(o->run->cfg);
     struct run *r = o->run;
     const int64_t first = r->par.all->rank * r->cfg->train.micro_batch;
     int64_t n = 1, n_tok = 0;
@@ -81,17 +98,18 @@ void online_prove(struct online *o, struct online_proof *p)
     open_rows(o, first, n, &b);
     rollout_choices(&b, &o->rows);
     const bool records = b.choices != NULL;
-    const struct model_batch mb = micro_batch_of(&b);
     float *nll = mem_array(MT_MAX(b.n_label, 1), sizeof(*nll));
     uint16_t *own = records ? mem_array(b.n_tok * o->rows.n_routing, sizeof(*own)) : NULL;
-    model_begin(
-        &r->model, &mb,
-        &(struct model_pass){.unquantised = r->model.qat.waiting, .choices = records ? CHOICES_RECORDED : CHOICES_OWN});
-    model_fwd(&r->model);
-    if (records) choices_read(&r->model.choices, &r->dev, own);
-    model_policy_values(&r->model, nll, NULL);
-    model_end(&r->model);
+    score(o, &b, records ? CHOICES_RECORDED : CHOICES_OWN, nll, own);
     compare(o, &b, first, nll, own, p);
+    p->corrected = !s.old_of_rows && s.is_mode != CFG_IS_NONE;
+    p->given = p->mean;
+    if (records && !p->corrected) {
+        struct online_proof given = {.n = 0};
+        score(o, &b, CHOICES_GIVEN, nll, NULL);
+        compare(o, &b, first, nll, NULL, &given);
+        p->given = given.mean;
+    }
     join(o, p);
     mem_free(nll);
     mem_free(own);

@@ -40,7 +40,8 @@ void online_log_batch(struct metrics *m, const struct online *o, const struct on
     struct json_out out = {0};
     char speed[32];
     metrics_end_line(m);
-    printf("rollouts of step %lld: reward %.4f (std %.3f), %.0f%% of groups alike, %.0f tokens (%.1f%% cut), sampled "
+    printf("rollouts of step %lld: reward %.4f (std %.3f), %.0f%% of groups with equal rewards, %.0f tokens (%.1f%% "
+           "cut), sampled "
            "%s tok/s, |d logp| %.2g\n",
            (long long)o->first + 1, s->reward, f64_unsigned_nan(s->reward_std), 100 * s->zero_std, s->length,
            100 * s->cut, str_count(speed, (int64_t)tok_s), f64_unsigned_nan(p->mean));

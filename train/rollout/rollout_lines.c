@@ -43,24 +43,27 @@ static void put_value(struct text_buf *out, double v)
         text_put_float(out, v);
 }
 
-void rollout_line_reward(struct text_buf *out, const char *line, int64_t size, double reward, const char *const *names,
-                         const double *values, int64_t n)
+void rollout_rewards_put(struct text_buf *out, const struct rewards *rewards, double reward, const double *values)
 {
-    static const char mark[] = "\"reward\": null"; /* before it are only numbers, key and id */
-    const char *at = strstr(line, mark);
-    MT_REQUIRE(at && at < line + size, "a line without a reward");
-    text_put_bytes(out, line, at - line);
-    text_put(out, "\"reward\": ");
+    text_put_key(out, "reward");
     put_value(out, reward);
     text_put_key(out, "rewards");
     text_put(out, "{");
-    for (int64_t i = 0; i < n; i++) {
-        text_put_comma(out);
-        text_put_string(out, names[i]);
-        text_put(out, ": ");
+    for (int64_t i = 0; i < rewards_count(rewards); i++) {
+        text_put_key(out, rewards_name(rewards, i));
         put_value(out, values[i]);
     }
     text_put(out, "}");
+}
+
+void rollout_line_reward(struct text_buf *out, const char *line, int64_t size, const struct rewards *rewards,
+                         double reward, const double *values)
+{
+    static const char mark[] = ", \"reward\": null"; /* before it are only numbers, key and id */
+    const char *at = strstr(line, mark);
+    MT_REQUIRE(at && at < line + size, "a line without a reward");
+    text_put_bytes(out, line, at - line);
+    rollout_rewards_put(out, rewards, reward, values);
     at += sizeof(mark) - 1;
     text_put_bytes(out, at, line + size - at);
     text_put(out, "\n");

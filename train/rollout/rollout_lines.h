@@ -4,8 +4,9 @@
 
 #include "data/json/text.h"
 #include "data/rollout/rollout_rows.h"
-#include "train/run/run.h"
 #include "train/generate/sample.h"
+#include "train/reward/rewards.h"
+#include "train/run/run.h"
 
 enum { ROLLOUT_LINE_VALUES = 64 * JSON_ROW_VALUES }; /* a completion may have as many tokens as a model takes */
 
@@ -15,9 +16,11 @@ void rollout_line_put(struct text_buf *out, const struct run *r, int64_t group, 
                       const struct sample_request *q, const struct sample *s);
 /* Of "id"; false: it has another form. */
 bool rollout_line_id(struct json row, int64_t *group, int64_t *sample);
-/* The line with reward and rewards in place of its null. names [n], values [n]; NaN: null. */
-void rollout_line_reward(struct text_buf *out, const char *line, int64_t size, double reward, const char *const *names,
-                         const double *values, int64_t n);
+/* "reward": reward, "rewards": {NAME: value, ..}; values [rewards_count]; NaN: null. */
+void rollout_rewards_put(struct text_buf *out, const struct rewards *rewards, double reward, const double *values);
+/* The line with these in place of its null. */
+void rollout_line_reward(struct text_buf *out, const char *line, int64_t size, const struct rewards *rewards,
+                         double reward, const double *values);
 /* The line as a row of `to`, with its routing. */
 int rollout_line_read(struct rollouts *to, const struct run *r, const char *line, int64_t size,
                       const struct rollout_options *opt, struct err *err) MT_CHECK;

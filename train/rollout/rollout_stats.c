@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "data/rollout/advantages.h"
+
 bool rollout_is_flat(const double *reward, int64_t n)
 {
     double least = INFINITY, most = -INFINITY;
@@ -12,19 +14,6 @@ bool rollout_is_flat(const double *reward, int64_t n)
         most = fmax(most, reward[i]);
     }
     return !(least < most);
-}
-
-/* Of v[i * stride], i < n, without NaN. */
-static void moments(const double *v, int64_t n, int64_t stride, double *mean, double *std)
-{
-    double sum = 0, squares = 0;
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (!isnan(v[i * stride])) sum += v[i * stride], count++;
-    *mean = count ? sum / (double)count : NAN;
-    for (int64_t i = 0; i < n; i++)
-        if (!isnan(v[i * stride])) squares += (v[i * stride] - *mean) * (v[i * stride] - *mean);
-    *std = count > 1 ? sqrt(squares / (double)(count - 1)) : NAN;
 }
 
 static void add_lengths(struct rollout_stats *s, const struct rollouts *rows)
@@ -53,9 +42,15 @@ void rollout_stats_of(struct rollout_stats *s, const struct rollouts *rows, int6
                       int64_t n_reward)
 {
     int64_t n_flat = 0;
-    *s = (struct rollout_stats){.n = rows->n, .n_tok = rows->n_tok, .n_reward = MT_MIN(n_reward, STATS_REWARDS)};
-    moments(rows->reward, rows->n, 1, &s->reward, &s->reward_std);
-    for (int64_t i = 0; i < s->n_reward; i++) moments(values + i, rows->n, n_reward, &s->mean[i], &s->std[i]);
+    *s = (struct rollout_stats){.n = rows->n, .n_tok = rows->n_tok, .n_reward = n_reward};
+    const struct moments all = moments_of(rows->reward, rows->n, 1);
+    s->reward = all.mean;
+    s->reward_std = all.std;
+    for (int64_t i = 0; i < n_reward; i++) {
+        const struct moments one = moments_of(values + i, rows->n, n_reward);
+        s->mean[i] = one.mean;
+        s->std[i] = one.std;
+    }
     for (int64_t i = 0; i < rows->n; i += n_group) n_flat += rollout_is_flat(rows->reward + i, n_group);
     s->zero_std = (double)(n_flat * n_group) / (double)rows->n;
     add_lengths(s, rows);

@@ -3,13 +3,12 @@
 #define MT_ROLLOUT_STATS_H
 
 #include "data/rollout/rollouts.h"
-
-enum { STATS_REWARDS = 16 };
+#include "train/config/reward_keys.h"
 
 struct rollout_stats {
-    int64_t n, n_tok, n_cut;                        /* rows; tokens of completions; rows without an end token */
-    double reward, reward_std;                      /* of all rows that have one; std divides by n - 1 */
-    double mean[STATS_REWARDS], std[STATS_REWARDS]; /* of each reward */
+    int64_t n, n_tok, n_cut;                      /* rows; tokens of completions; rows without an end token */
+    double reward, reward_std;                    /* of all rows that have one; std divides by n - 1 */
+    double mean[REWARDS_MOST], std[REWARDS_MOST]; /* of each reward */
     int64_t n_reward;
     double zero_std;                                    /* share of groups whose rewards are all equal, or null */
     double length, shortest, longest;                   /* tokens of completions */

@@ -70,12 +70,14 @@ static int submit_line(struct round *r, int64_t at, struct err *err)
     return rc;
 }
 
+/* 1: interrupted. */
 static int collect(struct round *r, struct err *err)
 {
     const struct round_options *o = r->opt;
     const int64_t n = rewards_count(o->rewards);
     struct reward_results got;
-    if (rewards_collect(o->rewards, &got, err)) return -1;
+    const int rc = rewards_collect(o->rewards, &got, o->stop, err);
+    if (rc) return rc;
     MT_REQUIRE(got.n == r->n_submitted, "%lld rewards of %lld", (long long)got.n, (long long)r->n_submitted);
     for (int64_t i = 0; i < got.n; i++) {
         const int64_t at = r->submitted[i];
@@ -87,19 +89,6 @@ static int collect(struct round *r, struct err *err)
             return -1;
     }
     return 0;
-}
-
-/* The weighted sum, without nulls. */
-static double total_of(const struct rewards *rewards, const double *values)
-{
-    double sum = 0;
-    int64_t n = 0;
-    for (int64_t i = 0; i < rewards_count(rewards); i++) {
-        if (isnan(values[i])) continue;
-        sum += rewards_weight(rewards, i) * values[i];
-        n++;
-    }
-    return n ? sum : NAN;
 }
 
 /* ---- samples ---- */
@@ -276,7 +265,7 @@ static void share(struct round *r)
     mem_free(parts);
     text_free(&own);
     for (int64_t i = 0; i < r->n * r->opt->n_sample; i++)
-        r->samples[i].total = total_of(r->opt->rewards, r->samples[i].values);
+        r->samples[i].total = rewards_total(r->opt->rewards, r->samples[i].values);
 }
 
 int round_run(struct round *r, const struct round_options *opt, struct round_prompt *prompts, int64_t n,

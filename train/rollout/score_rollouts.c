@@ -10,6 +10,7 @@
 #include "train/models/message.h"
 #include "train/reward/rewards.h"
 #include "train/rollout/prompt_rows.h"
+#include "train/rollout/rollout_lines.h"
 
 enum { BATCH = 256 }; /* rows of a step, or more to end a group */
 
@@ -139,14 +140,6 @@ static int submit(struct score *s, struct json row, struct err *err)
 
 /* ---- a batch ---- */
 
-static void put_value(struct text_buf *out, double v)
-{
-    if (isnan(v))
-        text_put(out, "null");
-    else
-        text_put_float(out, v);
-}
-
 static int write_row(struct score *s, struct json row, double total, const double *values, struct err *err)
 {
     struct text_buf *out = &s->line;
@@ -161,15 +154,8 @@ static int write_row(struct score *s, struct json row, double total, const doubl
         text_put(out, ": ");
         if (text_put_json(out, value, err)) return -1;
     }
-    text_put_key(out, "reward");
-    put_value(out, total);
-    text_put_key(out, "rewards");
-    text_put(out, "{");
-    for (int64_t i = 0; i < rewards_count(s->rewards); i++) {
-        text_put_key(out, rewards_name(s->rewards, i));
-        put_value(out, values[i]);
-    }
-    text_put(out, "}}\n");
+    rollout_rewards_put(out, s->rewards, total, values);
+    text_put(out, "}\n");
     return file_writer_put(&s->out, out->text, out->size, err);
 }
 
@@ -177,7 +163,7 @@ static int end_batch(struct score *s, struct err *err)
 {
     struct reward_results got;
     const int64_t n = rewards_count(s->rewards);
-    int rc = rewards_collect(s->rewards, &got, err);
+    int rc = rewards_collect(s->rewards, &got, NULL, err);
     for (int64_t r = 0; !rc && r < s->n; r++) {
         add_number(&s->total, got.totals[r]);
         for (int64_t i = 0; i < n; i++) add_number(&s->of[i], got.values[r * n + i]);
@@ -262,7 +248,7 @@ static int open_all(struct score *s, const struct config *cfg, struct err *err)
     if (s->o->prompts &&
         prompt_rows_load(&s->prompts, &s->run, s->o->prompts, cfg->data.columns, s->run.arch.max_len, err))
         return -1;
-    if (!(s->rewards = rewards_open(cfg, err)) || rewards_begin(s->rewards, 0, err)) return -1;
+    if (!(s->rewards = rewards_open(cfg, true, err)) || rewards_begin(s->rewards, 0, err)) return -1;
     if (!s->o->output) return 0;
     if (file_writer_open(&s->out, s->o->output, err)) return -1;
     s->writes = true;
