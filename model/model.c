@@ -71,7 +71,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"mamba_num_heads", m->n_head, m->n_head % 8 == 0, "a multiple of 8"},
         {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
         {"n_group", a->router.n_group, a->router.n_group <= 32, "at most 32"},
-        {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},
+        {"num_experts_per_tok", a->top_k, a->top_k <= 32, "at most 32"},
         {"lora.r", adapters_max_rank(ad), adapters_max_rank(ad) <= 256, "at most 256"},
     };
     if (a->n_exp % n_ep)

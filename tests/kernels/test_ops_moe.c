@@ -345,6 +345,7 @@ static const struct gpu_setup grouped_cases[] = {
     /* more tiles than multiprocessors, so that a block has several; adapters that copy no rows */
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 128, 0, 72, SWIGLU, false, SPREAD}, 0, true},
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 104, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
+    {{{WF_NF4, 64, false}, 9, 40, 22, 64, 72, 8, 8, RELU2, false, SPREAD}, 0, true}, /* many experts per token */
 };
 
 static void layer_on_the_gpu(void **state)

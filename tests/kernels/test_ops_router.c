@@ -642,6 +642,7 @@ static const struct gpu_router routers[] = {
 static const struct gpu_router small_routers_without_bias[] = {
     {33, 256, 8, 256, BF16, ROUTER_CHOSEN, 0, true, true, false, 0},
     {9, 512, 10, 72, BF16, ROUTER_CHOSEN, 0, true, true, true, 8},
+    {9, 512, 32, 72, BF16, ROUTER_CHOSEN, 0, true, true, false, 8},
     {5, 64, 4, 2880, BF16, ROUTER_CHOSEN, 0, true, false, true, 0},
 };
 static const struct gpu_router routers_without_bias[] = {
@@ -740,6 +741,7 @@ static void sort_on_the_gpu(void **state)
     static const struct gpu_sort cases[] = {
         {0, 32, 4, 32}, {1, 1, 1, 1},      {1, 60, 4, 60},      {128, 32, 4, 32},    {513, 8, 1, 3},
         {777, 9, 3, 1}, {4097, 60, 4, 17}, {5000, 128, 8, 128}, {9001, 512, 8, 512}, {3000, 33, 7, 5},
+        {701, 512, 22, 512},
     };
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_sort_run, &cases[i]);
 }

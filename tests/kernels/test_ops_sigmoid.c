@@ -36,6 +36,8 @@ static const struct router_case cases[] = {
     {65, 64, 4, 72, {DIVIDED, 1.8f, 0, 0, false, 0}, true, true},
     {65, 256, 8, 128, {DIVIDED, 2.5f, 8, 4, false, 0}, true, false},
     {33, 512, 10, 64, {PLAIN, 1, 32, 7, false, 0}, true, false},
+    {33, 512, 22, 64, {DIVIDED, 5, 1, 1, false, 0}, true, false},
+    {9, 80, 32, 72, {DIVIDED, 1, 0, 0, false, 0}, true, true},
     {70, 40, 4, 24, {PLAIN, 3, 5, 2, false, 0}, false, true},
     {300, 1, 1, 64, {PLAIN, 1, 0, 0, false, 0}, false, false},
     {9, 1, 1, 2048, {PLAIN, 1, 0, 0, false, 0}, false, false},
