@@ -4,7 +4,8 @@ transformers + PEFT with the original adapter, whose losses tests/model/test_par
   python export_peers.py CASE --moetrain build/moetrain [--out DIR]      CASE: a directory of make_case.py
 
 peft, vllm    loaded by PEFT (per-expert keys through transformers' own conversion): logits. Of GLM and DeepSeek with
-              shared experts, vllm_keys.py reads the vllm format, because PEFT takes their names for the routed ones
+              shared experts, vllm_keys.py reads the vllm format, because PEFT takes their names for the routed ones;
+              and of the families in NOT_BY_PEFT, whose per-expert keys it does not know
 gguf          every tensor read back with the gguf package, dW of every matrix against PEFT's; rows of q and k of
               "llama" and of gate and up as llama.cpp's converters lay out the base model
 merged-*      loaded by transformers.from_pretrained: logits, and for bf16 also those of PEFT's merge, rounded; tensors
@@ -29,7 +30,9 @@ from transformers import AutoModelForCausalLM
 import peer
 
 SEQ_LEN = 96
-REFUSED = {"vllm": ["kv_b_proj"], "gguf": ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]}
+LATENT = {"vllm": ["kv_b_proj"], "gguf": ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]}
+EXPERTS = {"vllm": ["experts", "base_layer"]}  # the two stacks by their names in the adapter
+NOT_BY_PEFT = ("qwen3_5_moe_text", "deepseek_v4", "lfm2_moe", "nemotron_h")
 failed = []
 
 
@@ -51,6 +54,8 @@ def without(adapter, targets, out):
     with open(os.path.join(adapter, "adapter_config.json")) as f:
         config = json.load(f)
     config["target_modules"] = [m for m in config["target_modules"] if m not in targets]
+    if "experts" in targets:
+        config["target_parameters"] = [m for m in config["target_parameters"] if "experts." not in m]
     with open(os.path.join(out, "adapter_config.json"), "w") as f:
         json.dump(config, f)
     tensors = peer.load_file(os.path.join(adapter, "adapter_model.safetensors"))
@@ -113,7 +118,7 @@ def deltas_of_peft(adapter, settings):
             a = a.reshape(n_exp, -1, a.shape[1])
             b = b.reshape(b.shape[0], -1, n_exp).permute(2, 0, 1)
             module = "gate_up" if module.endswith("base_layer") else "down"
-        matrix = module.split(".")[-1]
+        matrix = module if module.startswith("conv.") else module.split(".")[-1]
         alpha = alphas.get(matrix if matrix.endswith("_proj") else matrix + "_proj", config["lora_alpha"])
         out[int(layer), matrix] = alpha * per_alpha * (b.double() @ a.double())
     return out
@@ -151,9 +156,11 @@ def wanted_of_gguf(deltas, settings):
     mixers = {"in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha",
               "out_proj": "ssm_out"}
     dense = {f"{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+    lfm2 = {"conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "out_proj": "attn_output",
+            "w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
     names = {**shared, **mixers, **dense, "in_proj_ba": "ssm_ba", "q_proj": "attn_q", "k_proj": "attn_k",
              "v_proj": "attn_v", "o_proj": "attn_output", "in_proj": "ssm_in", "fc1_latent_proj": "ffn_latent_down",
-             "fc2_latent_proj": "ffn_latent_up"}
+             "fc2_latent_proj": "ffn_latent_up", **(lfm2 if family == "lfm2_moe" else {})}
     heads = {"q_proj": settings["num_attention_heads"],
              "k_proj": settings.get("num_key_value_heads") or settings["num_attention_heads"]}
     out = {}
@@ -162,13 +169,15 @@ def wanted_of_gguf(deltas, settings):
             out[f"blk.{layer}.ffn_down_exps.weight"] = w
         elif module == "gate_up" and family == "nemotron_h":
             out[f"blk.{layer}.ffn_up_exps.weight"] = w
+        elif module == "gate_up" and family.startswith("gemma4"):
+            out[f"blk.{layer}.ffn_gate_up_exps.weight"] = w
         elif module == "gate_up":
             gate, up = (w[:, 0::2], w[:, 1::2]) if family == "gpt_oss" else w.chunk(2, dim=1)
             out[f"blk.{layer}.ffn_gate_exps.weight"], out[f"blk.{layer}.ffn_up_exps.weight"] = gate, up
         elif module == "in_proj_qkvz":
             qkv, z = split_by_key_head(w, settings)
             out[f"blk.{layer}.attn_qkv.weight"], out[f"blk.{layer}.attn_gate.weight"] = qkv, z
-        elif module in mixers and family != "qwen3_next":
+        elif module in mixers and family not in ("qwen3_next", "lfm2_moe"):
             out[f"blk.{layer}.{names[module]}.weight"] = llama_values(w, settings, module)
         else:
             out[f"blk.{layer}.{names[module]}.weight"] = \
@@ -183,13 +192,13 @@ def check_gguf(adapter, out, settings):
             "minimax_m2": "minimax-m2", "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe", "glm4_moe_lite": "deepseek2",
             "deepseek_v3": "deepseek2",
             "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-            "nemotron_h": "nemotron_h_moe"}
+            "nemotron_h": "nemotron_h_moe", "gemma4": "gemma4", "gemma4_text": "gemma4"}
     assert value["general.architecture"] == arch[settings["model_type"]], value
     assert value["general.type"] == "adapter" and value["adapter.type"] == "lora", value
     tensors = {t.name: torch.tensor(t.data) for t in reader.tensors}
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH_NAMES and next(
         k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == value["general.architecture"]),
-        settings["num_hidden_layers"])
+        settings.get("num_hidden_layers") or len(settings["layers_block_type"]))
     base_names = {v[1] + ".weight" for v in known.mapping.values()}
     wanted = wanted_of_gguf(deltas_of_peft(adapter, settings), settings)
     worst = 0.0
@@ -247,11 +256,12 @@ def run_format(a, case, fmt, base, documents, settings):
     done = export(a, case, adapter, fmt, out)
     if done.returncode:
         print(f"  {fmt}: {done.stderr.strip().splitlines()[-1]}")
-        if fmt not in REFUSED or "kv_lora_rank" not in settings:
+        refused = LATENT if "kv_lora_rank" in settings else EXPERTS if "gemma4" in settings["model_type"] else {}
+        if fmt not in refused:
             if fmt != "merged-mxfp4" or settings["model_type"] == "gpt_oss":
                 failed.append(fmt)
             return
-        adapter = without(adapter, REFUSED[fmt], os.path.join(a.out, f"adapter_{fmt}"))
+        adapter = without(adapter, refused[fmt], os.path.join(a.out, f"adapter_{fmt}"))
         done = export(a, case, adapter, fmt, out)
         if done.returncode:
             failed.append(f"{fmt}: {done.stderr}")
@@ -259,7 +269,7 @@ def run_format(a, case, fmt, base, documents, settings):
     want = log_probs(adapter_model(case, adapter), documents)
     effect = kl(want, base)[0]
     print(f"  {fmt}: mean KL of the adapter from the base {effect:.3g}")
-    if fmt == "vllm" and (adapts_shared(adapter) or settings["model_type"] in ("qwen3_5_moe_text", "deepseek_v4")):
+    if fmt == "vllm" and (adapts_shared(adapter) or settings["model_type"] in NOT_BY_PEFT):
         print("  vllm: not loaded in PEFT, which does not read these names; vllm_keys.py reads them")
     elif fmt == "gguf":
         check_gguf(adapter, out, settings)
