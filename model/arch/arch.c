@@ -733,11 +733,9 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     *a = (struct arch){0};
     const struct json whole = root;
     const bool wrapped = is_wrapper(root);
-    bool tied = false;
     if (wrapped) root = json_find(root, "text_config");
     if (find_family(&f, root, err) || want_text_config(f, root, err)) return -1;
     a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
-    if (a->nested && json_opt_bool(whole, "tie_word_embeddings", &tied, err)) return -1;
     if (a->nested && !wrapped) root = json_find(root, "text_config");
     if (fixed_quantization(whole, err) || fixed_quantization(root, err)) return -1;
     if (f->nemotron) {
@@ -748,7 +746,10 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
                read_router(a, root, f, err) || read_switches(a, root, f, err)) {
         return -1;
     }
-    a->tied |= tied; /* classes with other parts have the key outside text_config, which transformers reads */
+    if (a->nested) { /* transformers reads the key outside text_config */
+        a->tied |= f->tied;
+        if (json_opt_bool(whole, "tie_word_embeddings", &a->tied, err)) return -1;
+    }
     for (int64_t l = 0; l < a->n_layer && !f->nemotron; l++) {
         if (!a->mixer[l]) a->mixer[l] = f->mixer;
         a->ffn[l] = a->dense[l] ? f->dense : a->d_shared ? &ffn_shared : f->ffn;

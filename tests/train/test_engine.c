@@ -254,11 +254,10 @@ static void any_order_gives_the_same(void **state)
     (void)state;
     static const struct {
         const char *model, *adapter;
-    } models[] = {{"parity/case_b", "adapter_final"},
-                  {"parity/qwen3", "adapter_final"},
-                  {"parity/qwen3_5", "adapter_final"},
-                  {"parity/glm4_lite", "adapter_final"},
-                  {"parity/deepseek_v4", "adapter_final"}};
+    } models[] = {{"parity/case_b", "adapter_final"},      {"parity/qwen3", "adapter_final"},
+                  {"parity/qwen3_5", "adapter_final"},     {"parity/glm4_lite", "adapter_final"},
+                  {"parity/deepseek_v4", "adapter_final"}, {"parity/gemma4", "adapter_final"},
+                  {"parity/nemotron", "adapter_final"}};
     for (int m = 0; m < MT_LEN(models); m++) {
         struct bed b;
         bed_open(&b, models[m].model, models[m].adapter);
