@@ -56,6 +56,23 @@ static const struct row {
      "Hm.", "Yes.", "f({\"a\": \"1\", \"b\": [1, {}]})g({})"},
     {THINK(DSML), false, false, "<｜DSML｜tool_calls>\n</｜DSML｜tool_calls>", "",
      "<｜DSML｜tool_calls>\n</｜DSML｜tool_calls>", ""},
+    {THINK(INVOKE), true, false,
+     "Hm.</think>\n\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"a\">12</parameter>\n<parameter "
+     "name=\"b\">12</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>",
+     "Hm.", "", "f({\"a\": \"12\", \"b\": 12})g({})"},
+    {THINK(PYTHON), false, false,
+     "Yes.<|tool_call_start|>[f(a='it\\'s, {\\n', b=2), g(c = [True, None, {'k': \"v\"}])]<|tool_call_end|>", "",
+     "Yes.", "f({\"a\": \"it's, {\\n\", \"b\": 2})g({\"c\": [true, null, {\"k\": \"v\"}]})"},
+    {THINK(PYTHON), false, false, "<|tool_call_start|>[f(), g(a=x)]<|tool_call_end|>", "",
+     "<|tool_call_start|>[f(), g(a=x)]<|tool_call_end|>", ""},
+    {THINK(GEMMA), false, false,
+     "<|channel>thought\nHm.\n<channel|>Yes.<|tool_call>call:f{a:<|\"|>x: '{<|\"|>,b:-2.5,c:{d:[1,true]}}<tool_call|>"
+     "<|tool_call>call:g{}<tool_call|>",
+     "Hm.", "Yes.", "f({\"a\": \"x: '{\", \"b\": -2.5, \"c\": {\"d\": [1, true]}})g({})"},
+    {THINK(GEMMA), false, false, "<|tool_call>call:f{a:<b>}<tool_call|>", "", "<|tool_call>call:f{a:<b>}<tool_call|>",
+     ""},
+    {THINK(GEMMA), false, false, "<|tool_call>call:f{a:<|\"|>x}<tool_call|>", "",
+     "<|tool_call>call:f{a:<|\"|>x}<tool_call|>", ""},
     {{.calls = MESSAGE_HARMONY}, false, false, HEAD "<|channel|>final<|message|>So.", "Why?", "So.", ""},
     {{.calls = MESSAGE_HARMONY},
      false,
@@ -241,8 +258,34 @@ static void templates(void **state)
     assert_int_equal(message_rules_of(NULL).calls, MESSAGE_PLAIN);
 }
 
+/* The marks of a template say how its calls are written. */
+static void marks(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        struct message_rules rules;
+    } of[] = {{"{{ messages[0] }}{{ '</think><minimax:tool_call>' }}", THINK(INVOKE)},
+              {"{{ messages[0] }}{{ '<|tool_call_start|>[' }}", {.calls = MESSAGE_PYTHON}},
+              {"{{ messages[0] }}{{ '<channel|><|tool_call>call:' }}", THINK(GEMMA)},
+              {"{{ messages[0] }}{{ '</think><tool_call>' }}", THINK(JSON)}};
+    for (int64_t i = 0; i < MT_LEN(of); i++) {
+        struct chat_template *t;
+        struct err err;
+        char path[MT_PATH];
+        if (file_in(path, scratch_dir(), "t.jinja", &err) ||
+            file_write_atomic(path, of[i].text, (int64_t)strlen(of[i].text), &err) ||
+            chat_template_load(&t, fixture("parity/case_a"), path, &err))
+            fail_msg("%s", err.msg);
+        const struct message_rules rules = message_rules_of(t);
+        if (rules.calls != of[i].rules.calls || rules.think != of[i].rules.think) fail_msg("%s", of[i].text);
+        chat_template_free(t);
+    }
+}
+
 int test_serve_message(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(whole), cmocka_unit_test(cut), cmocka_unit_test(templates)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(whole), cmocka_unit_test(cut), cmocka_unit_test(templates),
+                                       cmocka_unit_test(marks)};
     return cmocka_run_group_tests_name("serve_message", tests, NULL, NULL);
 }

@@ -14,6 +14,9 @@ static const struct {
     [MESSAGE_XML] = {"<tool_call>", "</tool_call>"},
     [MESSAGE_ARG_KEY] = {"<tool_call>", "</tool_call>"},
     [MESSAGE_DSML] = {"<" DSML "tool_calls>", "</" DSML "tool_calls>"},
+    [MESSAGE_INVOKE] = {"<minimax:tool_call>", "</minimax:tool_call>"},
+    [MESSAGE_PYTHON] = {"<|tool_call_start|>", "<|tool_call_end|>"},
+    [MESSAGE_GEMMA] = {"<|tool_call>", "<tool_call|>"},
 };
 
 /* ---- rules ---- */
@@ -26,6 +29,10 @@ struct message_rules message_rules_of(const struct chat_template *t)
     if (chat_template_is_deepseek(t)) return (struct message_rules){.calls = MESSAGE_DSML, .think = true};
     struct message_rules r = {.think = has(text, "</think>")};
     if (has(text, "<|channel|>") && has(text, "<|message|>")) return (struct message_rules){.calls = MESSAGE_HARMONY};
+    if (has(text, marks[MESSAGE_GEMMA].open))
+        return (struct message_rules){.calls = MESSAGE_GEMMA, .think = has(text, "<channel|>")};
+    if (has(text, marks[MESSAGE_INVOKE].open)) r.calls = MESSAGE_INVOKE;
+    if (has(text, marks[MESSAGE_PYTHON].open)) r.calls = MESSAGE_PYTHON;
     if (has(text, "<tool_call>"))
         r.calls = has(text, "<arg_key>") ? MESSAGE_ARG_KEY : has(text, "<function=") ? MESSAGE_XML : MESSAGE_JSON;
     return r;
@@ -39,7 +46,10 @@ const char *message_calls_text(enum message_calls calls)
         [MESSAGE_JSON] = "tool calls as JSON in <tool_call>",
         [MESSAGE_XML] = "tool calls as <function=NAME> in <tool_call>",
         [MESSAGE_ARG_KEY] = "tool calls as <arg_key> in <tool_call>",
-        [MESSAGE_DSML] = "tool calls of DeepSeek V4"};
+        [MESSAGE_DSML] = "tool calls of DeepSeek V4",
+        [MESSAGE_INVOKE] = "tool calls of MiniMax-M2",
+        [MESSAGE_PYTHON] = "tool calls of LFM2",
+        [MESSAGE_GEMMA] = "tool calls and reasoning of Gemma-4"};
     return texts[calls];
 }
 
@@ -220,33 +230,153 @@ static bool read_tag(struct part *name, bool *string, const char **after, struct
     return true;
 }
 
-/* <DSML invoke name="NAME"><DSML parameter name="KEY" string="true|false">VALUE</DSML parameter>..</DSML invoke>.. */
-static bool read_dsml_calls(struct message *m, struct part p)
+/* <DSML invoke name="NAME"><DSML parameter name="KEY" string="true|false">VALUE</DSML parameter>..</DSML invoke>..
+ * INVOKE: without DSML and string. */
+static bool read_dsml_calls(struct message *m, const struct message_input *in, struct part p)
 {
-    static const char invoke[] = "<" DSML "invoke name=\"", invoke_end[] = "</" DSML "invoke>",
-                      parameter[] = "<" DSML "parameter name=\"", parameter_end[] = "</" DSML "parameter>";
+    const bool dsml = in->rules.calls == MESSAGE_DSML;
+    const char *const invoke = dsml ? "<" DSML "invoke name=\"" : "<invoke name=\"",
+                      *const invoke_end = dsml ? "</" DSML "invoke>" : "</invoke>",
+                      *const parameter = dsml ? "<" DSML "parameter name=\"" : "<parameter name=\"",
+                      *const parameter_end = dsml ? "</" DSML "parameter>" : "</parameter>";
     bool string, any = false;
     struct part name, key;
     struct err err;
     for (const char *at; (at = find(p, invoke)); any = true) {
         const char *end = find(part_of(at, p.end), invoke_end), *body;
-        if (!end || !read_tag(&name, &string, &body, part_of(at + sizeof(invoke) - 1, end))) break;
+        if (!end || !read_tag(&name, &string, &body, part_of(at + strlen(invoke), end))) break;
         struct message_call *c = add_call(m);
         put(&c->name, name);
         text_put(&c->arguments, "{");
         for (const char *k; (k = find(part_of(body, end), parameter));) {
             const char *value, *value_end = find(part_of(k, end), parameter_end);
-            if (!value_end || !read_tag(&key, &string, &value, part_of(k + sizeof(parameter) - 1, value_end))) break;
+            if (!value_end || !read_tag(&key, &string, &value, part_of(k + strlen(parameter), value_end))) break;
             const struct part v = part_of(value, value_end);
-            struct json_doc *doc =
-                string ? NULL : json_parse_row(v.at, v.end - v.at, JSON_ROW_VALUES, "argument", &err);
-            put_value(&c->arguments, key, v, doc);
-            body = value_end + sizeof(parameter_end) - 1;
+            if (dsml)
+                put_value(&c->arguments, key, v,
+                          string ? NULL : json_parse_row(v.at, v.end - v.at, JSON_ROW_VALUES, "argument", &err));
+            else
+                put_argument(&c->arguments, in, name, key, v);
+            body = value_end + strlen(parameter_end);
         }
         text_put(&c->arguments, "}");
-        p.at = end + sizeof(invoke_end) - 1;
+        p.at = end + strlen(invoke_end);
     }
     return any;
+}
+
+/* Appends a quoted text as JSON; returns what follows it, NULL: it has no end. Gemma-4 quotes with three characters. */
+static const char *put_quotation(struct text_buf *to, struct part p)
+{
+    static const char mark[] = "<|\"|>";
+    struct text_buf plain = {0};
+    const char *at = p.at + 1;
+    if (*p.at == '<') {
+        if (!begins(p, mark)) return NULL;
+        p.at += sizeof(mark) - 1;
+        at = find(p, mark);
+        if (!at) return NULL;
+        text_put_quoted(to, p.at, at - p.at);
+        return at + sizeof(mark) - 1;
+    }
+    for (; at < p.end && *at != *p.at; at++) {
+        char c = *at;
+        if (c == '\\' && at + 1 < p.end) {
+            c = *++at;
+            c = (char)(c == 'n' ? '\n' : c == 't' ? '\t' : c == 'r' ? '\r' : c);
+        }
+        text_put_bytes(&plain, &c, 1);
+    }
+    text_put_quoted(to, plain.size ? plain.text : "", plain.size);
+    text_free(&plain);
+    return at < p.end ? at + 1 : NULL;
+}
+
+static bool in_word(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || (c && strchr("_.+-", c));
+}
+
+/* Appends a name or a number: a key before : or =, else a value. Returns what follows. */
+static const char *put_word(struct text_buf *to, struct part p)
+{
+    static const char *const values[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};
+    struct part word = part_of(p.at, p.at);
+    while (word.end < p.end && in_word(*word.end)) word.end++;
+    const char *next = word.end;
+    while (next < p.end && text_is_space(*next)) next++;
+    if (next < p.end && (*next == ':' || *next == '=')) {
+        text_put_quoted(to, word.at, word.end - word.at);
+        text_put(to, ":");
+        return next + 1;
+    }
+    for (int i = 0; i < MT_LEN(values); i++)
+        if ((size_t)(word.end - word.at) == strlen(values[i][0]) && begins(word, values[i][0])) {
+            text_put(to, values[i][1]);
+            return word.end;
+        }
+    put(to, word);
+    return word.end;
+}
+
+/* Reads members up to the bracket `stop` as the call's arguments: literals of Python or of Gemma-4. Returns what
+ * follows the bracket; NULL: no such members. */
+static const char *read_members(struct message *m, struct part name, struct part p, char stop)
+{
+    struct text_buf text = {0};
+    struct err err;
+    int depth = 0;
+    text_put(&text, "{");
+    while (p.at && p.at < p.end && (depth || *p.at != stop)) {
+        const char c = *p.at;
+        if (c == '\'' || c == '"' || c == '<') {
+            p.at = put_quotation(&text, p);
+        } else if (in_word(c)) {
+            p.at = put_word(&text, p);
+        } else {
+            depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+            text_put_bytes(&text, p.at++, 1);
+        }
+    }
+    text_put(&text, "}");
+    const bool ended = p.at && p.at < p.end;
+    struct json_doc *doc = ended ? json_parse_row(text.text, text.size, JSON_ROW_VALUES, "call", &err) : NULL;
+    if (doc) {
+        struct message_call *c = add_call(m);
+        put(&c->name, name);
+        if (text_put_json(&c->arguments, json_root(doc), &err)) text_put(&c->arguments, "{}");
+    }
+    text_free(&text);
+    json_free(doc);
+    return doc ? p.at + 1 : NULL;
+}
+
+/* call:NAME{KEY:VALUE,..} */
+static bool read_gemma_call(struct message *m, struct part p)
+{
+    static const char call[] = "call:";
+    const char *body = find(p, "{");
+    if (!begins(p, call) || !body) return false;
+    return read_members(m, trimmed(part_of(p.at + sizeof(call) - 1, body)), part_of(body + 1, p.end), '}') != NULL;
+}
+
+/* [NAME(KEY=VALUE, ..), ..] */
+static bool read_python_calls(struct message *m, struct part p)
+{
+    const int64_t before = m->n_call;
+    if (!begins(p, "[")) return false;
+    p = trimmed(part_of(p.at + 1, p.end));
+    while (p.at < p.end && *p.at != ']') {
+        const char *body = find(p, "(");
+        p.at = body ? read_members(m, trimmed(part_of(p.at, body)), part_of(body + 1, p.end), ')') : NULL;
+        if (!p.at) {
+            m->n_call = before;
+            return false;
+        }
+        p = trimmed(p);
+        if (p.at < p.end && *p.at == ',') p = trimmed(part_of(p.at + 1, p.end));
+    }
+    return m->n_call > before;
 }
 
 static bool read_call(struct message *m, const struct message_input *in, struct part p)
@@ -256,7 +386,10 @@ static bool read_call(struct message *m, const struct message_input *in, struct 
     case MESSAGE_JSON: return read_json_call(m, p);
     case MESSAGE_XML: return read_xml_call(m, in, p);
     case MESSAGE_ARG_KEY: return read_key_call(m, in, p);
-    case MESSAGE_DSML: return read_dsml_calls(m, p);
+    case MESSAGE_DSML:
+    case MESSAGE_INVOKE: return read_dsml_calls(m, in, p);
+    case MESSAGE_PYTHON: return read_python_calls(m, p);
+    case MESSAGE_GEMMA: return read_gemma_call(m, p);
     case MESSAGE_PLAIN:
     case MESSAGE_HARMONY: break;
     }
@@ -268,20 +401,23 @@ static bool read_call(struct message *m, const struct message_input *in, struct 
 /* Reasoning at the start; returns what follows. */
 static struct part take_reasoning(struct message *m, const struct message_input *in, struct part p)
 {
-    static const char open[] = "<think>", close[] = "</think>";
+    const bool gemma = in->rules.calls == MESSAGE_GEMMA;
+    const char *const open = gemma ? "<|channel>thought\n" : "<think>", *const close =
+                                                                            gemma ? "<channel|>" : "</think>";
     struct part text = p;
     while (text.at < text.end && text_is_space(*text.at)) text.at++;
     const bool opened = begins(text, open);
     if (!opened && !in->think_open) { /* a mark may still begin */
-        if (!in->whole && text.end - text.at < 7 && without_begun(text, open) == text.at) p.at = p.end;
+        if (!in->whole && text.end - text.at < (int64_t)strlen(open) && without_begun(text, open) == text.at)
+            p.at = p.end;
         return p;
     }
-    if (opened) text.at += sizeof(open) - 1;
+    if (opened) text.at += strlen(open);
     const char *end = find(text, close);
     struct part reasoning = part_of(text.at, end ? end : in->whole ? text.end : without_begun(text, close));
     put(&m->reasoning, trimmed(reasoning));
     if (!end) return part_of(p.end, p.end);
-    text.at = end + sizeof(close) - 1;
+    text.at = end + strlen(close);
     while (text.at < text.end && text_is_space(*text.at)) text.at++;
     return text;
 }

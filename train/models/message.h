@@ -6,11 +6,23 @@
 
 /* How calls are written. HARMONY: gpt-oss, also its reasoning. JSON: <tool_call>{"name", "arguments"}</tool_call>
  * (Hermes, Qwen). XML: <function=NAME><parameter=KEY> inside it (Qwen3-Coder, Qwen3.5). ARG_KEY: NAME, then <arg_key>
- * and <arg_value> inside it (GLM-4.5 and later). DSML: DeepSeek V4's tags, a block of calls. */
-enum message_calls { MESSAGE_PLAIN, MESSAGE_HARMONY, MESSAGE_JSON, MESSAGE_XML, MESSAGE_ARG_KEY, MESSAGE_DSML };
+ * and <arg_value> inside it (GLM-4.5 and later). DSML: DeepSeek V4's tags, a block of calls. INVOKE: the same tags
+ * without prefix (MiniMax-M2). PYTHON: [NAME(KEY=VALUE)] (LFM2). GEMMA: call:NAME{KEY:VALUE}, also its reasoning
+ * (Gemma-4). */
+enum message_calls {
+    MESSAGE_PLAIN,
+    MESSAGE_HARMONY,
+    MESSAGE_JSON,
+    MESSAGE_XML,
+    MESSAGE_ARG_KEY,
+    MESSAGE_DSML,
+    MESSAGE_INVOKE,
+    MESSAGE_PYTHON,
+    MESSAGE_GEMMA
+};
 struct message_rules {
     enum message_calls calls; /* PLAIN: calls stay in the content */
-    bool think;               /* reasoning is in <think> */
+    bool think;               /* reasoning is in <think>, or as Gemma-4 marks it */
 };
 /* NULL: no template. */
 struct message_rules message_rules_of(const struct chat_template *t);
@@ -29,7 +41,7 @@ struct message_input {
     bool think_open;   /* the prompt ended with <think> */
     bool wants_calls;  /* otherwise calls stay in the content */
     bool whole;        /* no text follows */
-    struct json tools; /* of the request; XML and ARG_KEY: which arguments are strings */
+    struct json tools; /* of the request; XML, ARG_KEY and INVOKE: which arguments are strings */
 };
 /* Empties m first. Of a text that is not whole, what may still become a mark is left out, and calls appear when they
  * are complete: each member only grows with the text. */
