@@ -501,7 +501,10 @@ else
     cd "$(dirname "$self")/.."
     [ -n "$(find_format)" ] || echo "skip: no clang-format $format_version: the layout of sources is not checked"
 fi
-found=$(check)
+found=$(
+    check
+    [ $# -gt 0 ] || python3 tests/mutations.py stale || true
+)
 [ -z "$found" ] || echo "$found"
 count=$(grep -cv ': note: ' <<< "$found" || true)
 [ -z "$found" ] && count=0

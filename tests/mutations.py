@@ -4,6 +4,7 @@
     python3 tests/mutations.py BUILD_DIR all               every mutation
     python3 tests/mutations.py BUILD_DIR turn              the few of this commit, for CI
     python3 tests/mutations.py BUILD_DIR data/loader.c     those whose file or old text contains the words
+    python3 tests/mutations.py stale                       none: only checks the old texts, as lint does
 
 BUILD_DIR is a finished build of this tree with Ninja. A mutation is a changed copy of one file in a scratch directory:
 it is compiled there with the build's own command and linked there before the build's libraries. Neither the tree nor
@@ -131,12 +132,14 @@ def chosen(words):
 
 def main():
     p = argparse.ArgumentParser(description="changes the code in one place at a time; tests must then fail")
-    p.add_argument("build", metavar="BUILD_DIR")
-    p.add_argument("which", nargs="+", metavar="all|turn|WORDS")
+    p.add_argument("build", metavar="BUILD_DIR|stale")
+    p.add_argument("which", nargs="*", metavar="all|turn|WORDS")
     p.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4), help="mutations at a time")
     args = p.parse_args()
-    if stale():
+    if stale() or not (args.which or args.build == "stale"):
         return 1
+    if args.build == "stale":
+        return 0
     build, todo, root = Build(args.build), chosen(args.which), tempfile.mkdtemp(prefix="mutations-")
     passes = lru_cache(lambda tests: tests_pass(build.folder, tests))
 
