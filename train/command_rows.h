@@ -1,4 +1,5 @@
-/* command_rows.h - the words of the tables of commands (commands_*.c, command_table.c), which C compiles alone.
+/* command_rows.h - macros for the rows of the command tables (commands_*.c, command_table.c); C only, because nvcc does
+ * not take _Generic.
  *
  * A new option is a field of the command's arguments and a row; the parser, --help, the man page and the completion of
  * shells read the row. */

@@ -1,7 +1,8 @@
 /* policy.c - online RL over completions: GRPO, Dr. GRPO, DAPO, GSPO, RLOO, CISPO. The head is frozen: its pass gives
  * log-probability and entropy of every label and, without a weight, the gradient of each; the loss of a completion is a
- * function of its labels (kernels/policy_value.h), and its derivatives weight the rows of that gradient. With a
- * coefficient of the entropy, whose gradient is another one, a second pass of the head takes both weights. */
+ * function of its labels (kernels/policy_value.h), and its derivatives weight the rows of that gradient. With
+ * entropy_coef the head runs twice: first for the values, then for the gradient, with two weights per label, of the
+ * log-probability and of the entropy. */
 #include "model/model.h"
 
 static struct tensor push_i32(struct model *m, const int32_t *host, int64_t n)

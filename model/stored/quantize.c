@@ -2,9 +2,10 @@
  *
  * A packed weight is a few arrays, the planes of its format; each expert has an equal part of every array. The cache is
  * a safetensors file with these arrays (NAME.data, NAME.scale, ..., where NAME is the checkpoint's first tensor of the
- * weight), a checksum per weight (NAME.sum), the sums of the bytes that it was made from (NAME.source, which
- * base_model.h adds up as if they were read), and one KEY that identifies the checkpoint. A cache with another KEY is
- * not used. Weights with a wrong checksum are encoded again from the checkpoint, and the file is rewritten. */
+ * weight), a checksum per weight (NAME.sum), the sums of the checkpoint's bytes (NAME.source: a run that uses the cache
+ * adds them to the base model's hash, base_model.h, because it does not read these bytes), and one KEY that identifies
+ * the checkpoint. A cache with another KEY is not used. Weights with a wrong checksum are encoded again from the
+ * checkpoint, and the file is rewritten. */
 #include "model/stored/quantize.h"
 
 #include <stdio.h>

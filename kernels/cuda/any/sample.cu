@@ -1,6 +1,6 @@
 /* sample.cu - the head of generation: logits of a few rows, and a token drawn from each.
- * Math: ops.h. Filters find the last kept token by radix selection, 8 bits of the key at a time: the largest logit from
- *   which on the tokens weigh enough, then among equal logits the largest id.
+ * Math: ops.h. Filters find the last kept token by radix selection, 8 bits of the key at a time: the largest logit z
+ *   such that tokens with logits of at least z reach top_k or top_p, then among those equal to z the largest id.
  * Shapes: x [N,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); logits [S,V] f32; rows, edits.
  * Needs: D a multiple of 8; rows of x and logits 16-byte aligned, those of logits padded to a multiple of 8. An edit of
  *   a token outside the vocabulary traps.

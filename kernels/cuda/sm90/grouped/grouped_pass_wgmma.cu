@@ -1,10 +1,10 @@
 /* grouped_pass_wgmma.cu - one pass over dy computes dB and dy B of adapters with r 8 or 16, of experts and of dense
  * layers.
  *
- * Math, shapes: grouped.h. A segment of a dense layer is one expert. A block has a slab of 4 x 128 columns (3 x 128
- *   with r 16) and some rows of one expert. A step is 128 rows of 128 columns: a warpgroup adds 64 columns of them,
- *   summed over the rows, to the gradient, and multiplies 64 rows with the slab's part of the factor. So no sum crosses
- *   warps. The slabs' parts of the product are stored in f32; finish_kernel adds them. Split-K over rows:
+ * Math, shapes: grouped.h. A dense layer has its segments (ops.h) as experts. A block has a slab of 4 x 128 columns (3
+ *   x 128 with r 16) and some rows of one expert. A step is 128 rows of 128 columns: a warpgroup adds 64 columns of
+ *   them, summed over the rows, to the gradient, and multiplies 64 rows with the slab's part of the factor. So no sum
+ *   crosses warps. The slabs' parts of the product are stored in f32; finish_kernel adds them. Split-K over rows:
  *   grouped_parts.cuh. A dense layer has up to 64 parts per slab: finish_kernel adds them, in many blocks.
  * Needs: sm_90a; n_wide and ld_wide multiples of 8, 16-byte aligned rows.
  * Grid: (n_row / share + n_exp, slabs) blocks of 256 threads, two per SM; blocks beyond the last part return at once.
