@@ -41,14 +41,19 @@ class Build:
         self.lines = [line for line in lines if " -o " in line]
 
     def compile(self, file, scratch):
-        """Compiles the changed copy of the file as the build does, once per object; returns the objects."""
-        source, objects = os.path.join(ROOT, file), []
+        """Compiles the changed copy of the file as the build does, once per object; of a header, the C files that
+        include it. Returns the objects."""
+        objects, header = [], file.endswith(".h")
         for line in self.lines:
             words = shlex.split(line)
-            if words[-1] != source or "-c" not in words:
+            path = os.path.relpath(words[-1], ROOT)
+            if "-c" not in words or path != file and not (header and path.endswith(".c") and includes(path, file)):
                 continue
             objects.append(os.path.join(scratch, f"{len(objects)}.o"))
-            words[-1] = os.path.join(scratch, file)
+            if header:
+                words[next(i for i, w in enumerate(words) if w.startswith("-I")):0] = ["-I" + scratch]
+            else:
+                words[-1] = os.path.join(scratch, file)
             words[words.index("-o") + 1] = objects[-1]
             if "-MF" in words:
                 words[words.index("-MF") + 1] = objects[-1] + ".d"
@@ -90,6 +95,10 @@ def tests_pass(folder, tests):
 def source(file):
     with open(os.path.join(ROOT, file), encoding="utf-8") as f:
         return f.read()
+
+
+def includes(file, header):
+    return f'#include "{header}"' in source(file)
 
 
 def outcome(build, mutation, scratch, passes):
