@@ -186,6 +186,7 @@ MUTATIONS = [
      "verify:json"),
     ("train/reward/verify_ids.c", "unique += !table[slot];", "unique++;", "verify:of_ids"),
     ("train/reward/verify.c", "if (!a->think_open) {", "if (true) {", "verify:think_format"),
+    ("train/plan/streams.c", "!h->q->generation.keeps_experts && ", "", "plan_choice:sampling*"),
     ("train/reward/rewards.c", "return n ? total : NAN;", "return total;", "rewards:totals"),
     ("train/reward/program.c", "if (line->text[i] == '\\n' || line->text[i] == '\\r') line->text[i] = ' ';",
      "continue;", "reward_command:forms"),

@@ -485,6 +485,32 @@ static void longest_sequence_of_a_card(void **state)
     }
 }
 
+/* Layers whose experts are in host memory. */
+static int64_t far_experts(int64_t card_bytes, int objective)
+{
+    struct bed *b = bed_of("gpt-oss-20b", 16);
+    struct err err;
+    b->dev.card = (struct device_card){.bytes = card_bytes, .host_bytes = (int64_t)64 << 30};
+    bed_fixed = 0;
+    b->cfg.objective.kind = objective;
+    b->cfg.objective.max_completion_length = 256;
+    if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+    const int64_t n = b->plan.opt.expert_layers;
+    assert_int_equal(b->plan.generation.n_seq > 0 && b->plan.generation.keeps_experts, objective != CFG_SFT && !n);
+    mem_free(b);
+    return n;
+}
+
+/* Every token that online RL samples reads all experts: `auto` moves them only where nothing else fits. */
+static void sampling_keeps_experts_near(void **state)
+{
+    (void)state;
+    const int64_t room = (int64_t)10 << 30, less = (int64_t)6 << 30;
+    assert_true(far_experts(room, CFG_SFT) > 0);
+    assert_int_equal(far_experts(room, CFG_GRPO), 0);
+    assert_true(far_experts(less, CFG_GRPO) > 0);
+}
+
 /* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
 static void decoding_without_effect(void **state)
 {
@@ -555,6 +581,7 @@ int test_plan_choice(void)
         cmocka_unit_test(others_end),
         cmocka_unit_test(tiles_cost_small_batches_more),
         cmocka_unit_test(longest_sequence_of_a_card),
+        cmocka_unit_test(sampling_keeps_experts_near),
         cmocka_unit_test(host_memory_of_the_device),
         cmocka_unit_test(one_memory_is_spent_once),
         cmocka_unit_test(decoding_without_effect),

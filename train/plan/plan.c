@@ -78,6 +78,9 @@ static void warn_offload(const struct plan *p, const struct device *dev, const s
             "train.offload = experts has no effect: the device holds the packed experts of %d layers, and there are "
             "no more",
             HOST_EXPERT_SLOTS);
+    if (p->generation.cache_tok && p->memory.host_experts)
+        log_warn("packed experts are in host memory, and every token that the run samples waits for their copies: a "
+                 "smaller data.seq_len, train.micro_batch or lora.r may leave them on the device");
     if (p->in_host_memory && p->memory.host_shared)
         log_warn("train.offload = %s spares nothing on %s: host memory is the same memory; set train.offload = none",
                  way, dev->ops->own_memory ? "an integrated GPU" : "a CPU");
@@ -109,10 +112,25 @@ int plan_fits(bool *fits, const struct plan_request *request, struct err *err)
     return 0;
 }
 
+/* Whether the packed experts stay on the device: with some in host memory every token that is sampled waits for their
+ * copies. false where one sequence does not fit in that way, and where train.offload decides. */
+static int fit_experts(struct plan_request *q, struct err *err)
+{
+    struct plan_request one = *q;
+    bool fits = false;
+    one.generation.n_seq = 1;
+    one.generation.cache_tok = q->seq_len;
+    one.generation.keeps_experts = q->cfg->train.offload == CFG_OFFLOAD_AUTO;
+    if (one.generation.keeps_experts && plan_fits(&fits, &one, err)) return -1;
+    q->generation.keeps_experts = fits;
+    return 0;
+}
+
 /* A training run samples as many texts at once as have room for all their tokens, at most those asked for. */
 static int fit_sampling(struct plan_request *q, struct err *err)
 {
     struct plan_generation *g = &q->generation;
+    if (fit_experts(q, err)) return -1;
     const double given = q->cfg->generate.memory_gb * (double)((int64_t)1 << 30);
     char need[32];
     for (bool fits = false;; g->n_seq = (g->n_seq + 1) / 2) {

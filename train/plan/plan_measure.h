@@ -49,13 +49,14 @@ enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
 /* Texts that are generated at once (train/generate/engine.h), of up to seq_len tokens. */
 struct plan_generation {
-    int64_t n_seq;     /* sequences */
-    int64_t n_tok;     /* tokens of a pass */
-    int64_t chunk;     /* tokens of a sequence in a pass that is not its first */
-    int64_t n_top;     /* likeliest tokens that are reported */
-    int64_t n_edit;    /* of a sequence, beside its tokens; 0: neither, no logits are changed */
-    bool routing;      /* the choice of experts is recorded */
-    int64_t cache_tok; /* of training runs: tokens that the plan has a cache for; 0: a full sequence */
+    int64_t n_seq;      /* sequences */
+    int64_t n_tok;      /* tokens of a pass */
+    int64_t chunk;      /* tokens of a sequence in a pass that is not its first */
+    int64_t n_top;      /* likeliest tokens that are reported */
+    int64_t n_edit;     /* of a sequence, beside its tokens; 0: neither, no logits are changed */
+    bool routing;       /* the choice of experts is recorded */
+    bool keeps_experts; /* of training runs: the packed experts stay on the device */
+    int64_t cache_tok;  /* of training runs: tokens that the plan has a cache for; 0: a full sequence */
 };
 
 /* Kind of device, model, data: what a plan is for. */

@@ -95,7 +95,8 @@ static bool experts_allowed(const struct streams *h, const struct place *p)
     const int n = p->choice[STREAM_EXPERTS];
     if (config_quantises(cfg) || cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8) return !n; /* they are not packed */
     if (streams_fixed(h)) return n == (asked(h, CFG_OFFLOAD_EXPERTS) ? ALL_EXPERTS : 0);
-    return !n || (apart(h) && p->choice[STREAM_EMBED] && (!h->q->train || p->choice[STREAM_INPUTS]));
+    return !n || (!h->q->generation.keeps_experts && apart(h) && p->choice[STREAM_EMBED] &&
+                  (!h->q->train || p->choice[STREAM_INPUTS]));
 }
 
 static int64_t packed_layers(const struct streams *h, const struct model_options *opt)
