@@ -154,10 +154,16 @@ static void offline(void **state)
 static void sampler_is_compared(void **state)
 {
     (void)state;
-    static const char *const sets[] = {"objective.is_mode=none", "objective.old=rows", "objective.is_mode=auto"};
+    static const char *const sets[][2] = {{"objective.is_mode=none", "rollout.replay=true"},
+                                          {"objective.is_mode=none", "rollout.replay=false"},
+                                          {"objective.old=rows", "rollout.replay=true"},
+                                          {"objective.is_mode=auto", "rollout.replay=true"}};
     for (int i = 0; i < MT_LEN(sets); i++) {
-        assert_int_equal(RUN(SETS(config_of(""), "--set", sets[i], "--set", "train.steps=1")), 0);
-        assert_int_equal(RUN(SETS(config_of(""), "--set", sets[i], "--set", "rollout.max_logp_difference=1e-12")), 1);
+        const char *config = config_of("");
+        assert_int_equal(RUN(SETS(config, "--set", sets[i][0], "--set", sets[i][1], "--set", "train.steps=1")), 0);
+        assert_int_equal(RUN(SETS(config_of(""), "--set", sets[i][0], "--set", sets[i][1], "--set",
+                                  "rollout.max_logp_difference=1e-12")),
+                         1);
         assert_says(said.err, "step 1: log-probabilities of trainer and sampler differ by ");
     }
 }
