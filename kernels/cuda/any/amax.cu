@@ -60,7 +60,8 @@ static __device__ __forceinline__ uint32_t wait_word(const unsigned long long *f
     return (uint32_t)word;
 }
 
-/* Of all threads of a block, in each of them. All threads call it; of_warp is in shared memory. */
+/* Combines the results of all threads of a block; each thread gets the total. All threads call it; of_warp is in shared
+ * memory. */
 static __device__ __forceinline__ void combine(struct result of_warp[WARPS], uint32_t &most, unsigned long long &bad)
 {
     most = __reduce_max_sync(0xffffffffu, most);

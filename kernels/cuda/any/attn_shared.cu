@@ -285,7 +285,7 @@ static void want_aligned(const struct tensor *x, int n)
         MT_REQUIRE(!x[i].ndim || rows_aligned(x[i]), "rows of attention must be aligned to 16 bytes");
 }
 
-/* Kernels by tiles; the first row whose architecture runs. */
+/* The kernels that use tensor cores. variant() takes the first row whose kernels run on this GPU. */
 static const struct shared_variant {
     unsigned archs;
     shared_fwd_run *fwd;

@@ -18,8 +18,8 @@
 
 enum { THREADS = 256, VECTOR = 8, UNROLL = 4 };
 
-/* Values 8v .. 8v+7 of expert e, rounded to bf16. Not with pack8: its instructions let nvcc make one loop for scales in
- * f32 and nested ones, which is 4 to 6 % slower (NF4, NVFP4 on an H200). */
+/* Values 8v .. 8v+7 of expert e, rounded to bf16. bf16_pack8 instead of pack8: with the instructions of pack8, nvcc
+ * makes one loop for scales in f32 and for nested scales, which is 4 to 6 % slower (NF4, NVFP4 on an H200). */
 template <typename FORMAT>
 static __device__ __forceinline__ uint4 decode8(const struct source &s, const float *code, int64_t e, uint32_t v)
 {

@@ -53,7 +53,7 @@ static __device__ void put_top(const struct fakequant &f, const struct job &j, i
     j.top[e] = f.kind == FQ_NVFP4 ? top : fakequant_multiplier(&f, &s);
 }
 
-/* Of the block that begins at element `at` of the whole tensor. */
+/* Stores the scale s of the block that begins at element `at` of the whole tensor. */
 static __device__ __forceinline__ void put_scale(const struct fakequant &f, const struct job &j, int64_t at,
                                                  const struct fakequant_scale &s)
 {
@@ -88,7 +88,7 @@ static __device__ __forceinline__ float larger_of_lanes(float keep, float send, 
     return fmaxf(keep, __shfl_xor_sync(0xffffffffu, send, step));
 }
 
-/* The scale of a block of NVFP4. Within the limits fl_by_inverse is the quotient. */
+/* The scale of a block of NVFP4. Between these limits of bmax fl_by_inverse is exactly fl_div. */
 static __device__ __forceinline__ struct fakequant_scale nvfp4_scale(const struct fakequant &f, const struct whole &w,
                                                                      float bmax)
 {
@@ -187,9 +187,9 @@ static __device__ __forceinline__ void decode8(const struct fakequant &f, const 
 }
 
 /* fakequant_round and fakequant_value of two values of NVFP4, rounded to bf16; s.inverse is above 0. limit: bf16 of 6
- * times the scale, twice. Both roundings and the scale keep an order, so the largest value may be enforced last, where
- * one operation does it for two values; so is the sign. minifloat_round with signs: 1.5 times its power of two has the
- * same ulp on both sides. */
+ * times the scale, in both halves. Rounding and scaling are monotonic. So the clamp to the largest value comes last,
+ * where one instruction clamps both values; then their signs are restored. minifloat_round works on values with signs
+ * here: 1.5 times its power of two has the same ulp on both sides. */
 static __device__ __forceinline__ uint32_t nvfp4_pair(uint32_t word, const struct fakequant_scale &s, uint32_t limit)
 {
     float v[2] = {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
@@ -215,7 +215,7 @@ static __device__ __forceinline__ struct vec8<T> quantise_any8(struct vec8<T> x,
     return x;
 }
 
-/* A call, so that the divisions of a scale without an inverse do not take up the cache of instructions. */
+/* Not inlined, so that the divisions for scales without an inverse take no room in the instruction cache. */
 template <enum fakequant_kind KIND, typename T>
 static __device__ __noinline__ struct vec8<T> quantise_rare8(struct vec8<T> x, struct fakequant f,
                                                              struct fakequant_scale s) {

@@ -4,7 +4,7 @@
  *   written once for each of its J experts.
  * Needs: rows of a multiple of 8 elements, 16-byte aligned; MXFP4 for the experts' codes.
  * Grid: rows: one block of 128 threads per row, which holds 3072 or 6144 columns in registers (39, 54; no spills);
- *   codes: blocks of 32 x 32 elements, transposed through shared memory, once per load.
+ *   codes: blocks of 32 x 32 elements, transposed through shared memory, once, while the model is loaded.
  * Bound: rows from tokens 2*T*D + T*J*(D + 4) bytes, others 3*M*K + 4*M: memory bound.
  * Numerics: bitwise those of kernels/format/minifloat.h. */
 #include <cuda_fp8.h>

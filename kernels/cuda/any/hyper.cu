@@ -80,7 +80,8 @@ static __device__ inline float square_sum(uint4 u)
 }
 
 /* part [SPLITS, T, 8 TILES + 1] =: fn x and the sum of squares over a range of columns. A warp has 32 tokens and every
- * fourth 32 columns. The columns of a product's step are in any order, the same for x and fn: a lane's 8 in a row. */
+ * fourth 32 columns. A step of the product permutes its 32 columns in the same way for x and fn: each lane has 8
+ * consecutive ones. */
 template <int TILES>
 static __global__ __launch_bounds__(256) void values(float *part, row_view<> x, const struct hyper_job j, int per_split)
 {
@@ -415,7 +416,9 @@ static __device__ inline void add_product(float c[4], const uint32_t a[2][6], co
     }
 }
 
-/* Eight columns of dx, of one token. at: of its factors; c: their product, of two columns per tile */
+/* Adds to eight columns of dx of one token. at: the factors of the token; c: the product of rstd dm and fn, two columns
+ * per tile.
+ */
 static __device__ inline void finish8(bf16 *dx, const float *at, int64_t stream, uint4 had, uint4 dy, uint4 x,
                                       const float c[4][4], int half)
 {

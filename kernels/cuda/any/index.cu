@@ -31,7 +31,7 @@ struct __align__(128) stage
     bf16 w[INDEX_HEADS];
 };
 
-/* Copies what `from` points at; the threads copy eight heads at a time. to: of a stage */
+/* copy_token starts the copy of a token's heads and weights into stage s; the threads copy eight heads at a time. */
 struct token {
     const bf16 *q, *w; /* at this thread's first piece */
 };
@@ -45,7 +45,8 @@ static __device__ inline void copy_token(const struct stage *s, const struct tok
     if (threadIdx.x < n_head / 8) copy_async16(shared_address(s->w + threadIdx.x * 8), from.w, 16);
 }
 
-/* sum [tile]: of this warp's entries, the part of the heads of this lane: 2 (lane % 4) and the next of every eight. */
+/* sum [tile]: this lane's part of the scores of the warp's entries: of heads 2 (lane % 4) and the next in every eight.
+ */
 static __device__ inline void score_token(float sum[TILES][2], const uint32_t a[TILES][INDEX_STEPS][4],
                                           const struct stage *s, int n_head)
 {
@@ -239,7 +240,8 @@ static __device__ inline void find_bin(struct bins<BLOCK> *b, const struct keys 
     __syncthreads();
 }
 
-/* The n_top-th largest of n keys between low and high, which differ, if few keys share its bin. */
+/* *limit = the n_top-th largest of n keys between low and high, low < high. False: more than LIST keys are in its bin.
+ */
 template <int BLOCK>
 static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins<BLOCK> *b, const struct keys &k, int n,
                                                 int n_top, uint32_t low, uint32_t high)
@@ -371,7 +373,7 @@ static void scores_of_any(const struct index_job *job)
     CUDA_CHECK_LAUNCH();
 }
 
-/* The scores: the first row whose architecture runs and that takes the heads. */
+/* Kernels of the scores. variant_of takes the first row that runs on this GPU and accepts the number of heads. */
 static const struct index_variant {
     unsigned archs;
     bool tiles; /* heads of INDEX_DIM, at most INDEX_HEADS, a multiple of 8; aligned rows */

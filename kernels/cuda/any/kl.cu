@@ -99,7 +99,7 @@ static __device__ __forceinline__ double bucket_divergence(double lq, double lp)
     return q * (d + expm1(-d));
 }
 
-/* Nats below the largest logit of a row, and the log of its sum: log p = (logit - max) * inv_t - log_sum. */
+/* The largest logit of a row, and the logs of its sums at temperature 1 and T: log p = (logit - max) / T - log_warm. */
 struct scale_of {
     float max, log_one, log_warm;
 };
@@ -176,7 +176,8 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- a teacher of K ids and a bucket ---- */
 
-/* The gradient of the ids in the bucket, in place; what the K ids get is overwritten. */
+/* Writes the gradient of the ids in the bucket, in place. It also writes values for the K ids, which the caller
+ * overwrites. */
 static __device__ __forceinline__ void write_rest(float *z, int n, int id, struct scale_of s, struct sums rest,
                                                   struct factors f, float mass, float left)
 {

@@ -419,7 +419,7 @@ static void two_passes(struct tensor dxa, struct tensor dy, struct tensor xa, co
     }
 }
 
-/* Both in one pass over dy; false: the kernel does not take it. */
+/* dxa and the gradient of B in one pass over dy; false: the kernel does not take these sizes. */
 static bool one_pass(struct tensor dxa, struct tensor dy, struct tensor xa, const struct proj *proj, void *partial)
 {
     const struct lora *lora = &proj->lora;

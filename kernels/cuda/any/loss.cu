@@ -102,8 +102,8 @@ static __global__ void __launch_bounds__(THREADS)
     if (gradient) write_gradient(row, n, id, &all, scale, inv_cap);
 }
 
-/* Row blockIdx.x of the exponentials `row` of n logits, with the tiles of its tiles and the logit of its label; in
- * place they become scale * (softmax - onehot). */
+/* In place: a row of n exponentials, each relative to the largest logit of its tile of columns, becomes scale *
+ * (softmax - onehot). tile: maximum and sum of each tile of the row; of_id: the result at the label. */
 static __device__ __forceinline__ void scale_row(bf16 *row, int n, int id, float of_id, const struct tile_sums *tile,
                                                  const struct row_sums &all, float scale)
 {

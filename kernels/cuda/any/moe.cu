@@ -97,7 +97,7 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
 
 /* ---- few rows per expert */
 
-/* Of a product that cuda_few_rows makes; out, bias and activation are those of g. */
+/* The arguments of cuda_few_rows for the product g with weight w. */
 static struct few_rows few_of(const struct grouped *g, const struct weight *w)
 {
     struct few_rows f = {.w = *w, .n_row = g->n_row, .offs = g->offs, .a = g->a, .lda = g->lda};
@@ -135,7 +135,7 @@ static void few_factor(struct tensor xa, struct tensor a, bool tokens, const str
     if (lora->r) cuda_few_rows(&f);
 }
 
-/* The product with bf16 experts: the first row whose architecture runs and that takes the columns. */
+/* Kernels of products with bf16 experts. variant_of takes the first row that runs on this GPU and accepts n_out. */
 static const struct grouped_variant {
     unsigned archs;
     int64_t n_out; /* at least */
@@ -173,8 +173,8 @@ static __global__ void __launch_bounds__(GROUPED_EXPERTS)
     if (e >= all && e <= n_place) to[e] = offs[n_exp];
 }
 
-/* The rows of an FP8 product: what a product with proj reads instead of x, which has one row per token or is in expert
- * order. Nothing without FP8 products. */
+/* Fills the rows that an FP8 product with proj reads instead of x. x has one row per token (`tokens`) or is in expert
+ * order. Without FP8 products it fills nothing. */
 static struct fp8_rows fill_fp8_rows(const struct scratch_fp8_rows *to, const struct proj *proj, struct tensor x,
                                      bool tokens, const struct route *r)
 {
@@ -194,8 +194,8 @@ static struct fp8_rows fill_fp8_rows(const struct scratch_fp8_rows *to, const st
     return rows;
 }
 
-/* The main product where the codes of exact experts are in memory: one launch for each run of experts that are exact,
- * or are not. Most often all are. */
+/* The main product where the e4m3 codes of exact experts (struct proj_fp8) are in memory. One launch for each run of
+ * neighbouring experts that are all exact or all not exact; most often all experts are exact. */
 static void product_of_codes(struct grouped *g, const struct proj *proj, const struct fp8_rows *rows)
 {
     const struct weight *w = &proj->w;
@@ -423,7 +423,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* What the epilogue of the product does for activations with a gate; g.out has dact. */
+/* The backward of GLU_RELU2. For activations with a gate the epilogue of the product does it. g.out has dact. */
 static void relu2_bwd(const struct grouped *g, struct tensor dpre, bool quant)
 {
     const int64_t width = g->n_out;

@@ -20,7 +20,7 @@ struct sums {
     int id;
 };
 
-/* The sums with a maximum that is `down` = (max - new max) / T <= 0 away. */
+/* The sums relative to a new maximum; down = (max - new max) / T <= 0. */
 static __device__ __forceinline__ struct sums lower(struct sums s, float down)
 {
     const float e = exp2f(down * LOG2_E);

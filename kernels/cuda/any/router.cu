@@ -61,7 +61,8 @@ static __device__ inline int64_t token_of_warp(void)
     return (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
 }
 
-/* idx and gate of token t: the chosen experts, ascending, and the values of gate_of(i) of theirs. */
+/* idx and gate of token t: the chosen experts, ascending, and their gates. gate_of(i): the gate of expert lane + 32 i.
+ */
 template <int N, typename GATE>
 static __device__ inline void write_chosen(const struct choice_job &job, int64_t t, unsigned chosen,
                                            const GATE &gate_of)
@@ -482,7 +483,8 @@ static __global__ void __launch_bounds__(WARP_THREADS) chosen_bwd(const struct g
 }
 
 /* dx += dl W for COLS columns, with dl of the chosen experts. The block keeps its columns of W in shared memory; teams
- * of COLS / 8 threads take two tokens at a time, and each thread of a team loads one of its experts. */
+ * of COLS / 8 threads take two tokens at a time. Each thread of a team loads id and dl of one chosen expert per token
+ * and passes them to the others. */
 template <int COLS>
 static __global__ void __launch_bounds__(WARP_THREADS, 4)
     dx_chosen(bf16 *dx, int64_t lddx, const struct gates_job job, const bf16 *w, int n_in)

@@ -88,8 +88,9 @@ struct prefix {
     __device__ __forceinline__ uint64_t weight(int i, bool mass) const { return mass ? sample_weight(depth(i)) : 1; }
 };
 
-/* The largest key, of logits or of ids, from which on the tokens in p weigh `limit` or more, together with `above`,
- * which becomes the weight of those with larger keys. ids: of the tokens with p.least alone, smaller ids first. */
+/* The largest key k such that *above and the weights of the tokens in p with keys of at least k sum to `limit` or more;
+ * then adds the weights of the tokens with larger keys to *above. Keys are those of logits or, with `ids`, of the ids
+ * of the tokens whose logit has key p.least: smaller ids have larger keys. A weight is the probability (mass) or 1. */
 static __device__ uint32_t find_least(const struct prefix &p, bool ids, bool mass, double limit, uint64_t *above)
 {
     __shared__ unsigned long long sum[256], before;
@@ -159,7 +160,7 @@ static __device__ void write_top(const struct sample_job &job, int r, const floa
 
 /* ---- a row ---- */
 
-/* Edits the logits; the bias of an edit becomes the logit before it. */
+/* Edits the logits. Afterwards e[i].bias is the logit before the edit, which before_edit reads. */
 static __device__ void edit(float *z, int n, const struct sample_row &row, struct sample_edit *e)
 {
     for (int i = threadIdx.x; i < row.n_edit; i += THREADS) {
@@ -189,9 +190,9 @@ static __device__ __forceinline__ struct drawn larger(struct drawn a, struct dra
     return a.value > b.value || (a.value == b.value && a.id < b.id) ? a : b;
 }
 
-/* The arg max over the tokens of p that are at most -floor below the largest. A token is left out where its value in
- * f32 is more than the error of that below a value that the arg max has at least: f32 rounds u to 1 - k 2^-24, so
- * -log(-log u) is log 2 away. */
+/* The arg max over the tokens of p that are at most -floor below the largest. Skips a token without f64 arithmetic when
+ * its f32 value plus the largest possible f32 error is below `least`, which the arg max reaches. The error is at most
+ * log 2 where f32 rounds u to 1 - k 2^-24; the test adds 1. */
 static __device__ int draw(const struct prefix &p, const struct sample_row &row, bool filters, double floor)
 {
     const float inv_t = (float)(1 / p.temperature);

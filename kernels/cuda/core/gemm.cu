@@ -274,7 +274,7 @@ static double fastest_without_wgmma(cublasLtMatmulAlgo_t *best, struct product *
 
 bool cuda_portable_product(struct tensor y, struct tensor x, struct tensor w)
 {
-    static cublasLtMatmulAlgo_t algo; /* of the shape of the first call; others are not asked for */
+    static cublasLtMatmulAlgo_t algo; /* for the shape of the first call: all calls have that shape */
     static bool searched, found;
     struct product p;
     const struct shape s = {y.shape[0], y.shape[1], x.shape[1], x.ld, w.ld, y.ld, false, true, false, ALIGN};

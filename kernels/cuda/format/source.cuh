@@ -77,7 +77,7 @@ template <typename FORMAT> struct nibbles {
     }
 };
 
-/* Places of a launch: experts, or those of the list ids; offs: their rows, or NULL. */
+/* A launch has one place per expert, or per expert of the list ids. offs: row offsets by place; NULL: all have rows. */
 static __device__ __forceinline__ bool has_rows(const int32_t *offs, int64_t place)
 {
     return !offs || offs[place] < offs[place + 1];

@@ -41,7 +41,7 @@ struct attn_args {
     int64_t ld_dqkv;
     float2 *stat;     /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; then one entry that makes p = 0 */
     int stat_group;   /* number of adjacent heads in stat */
-    float *dq_sum;    /* this and the fields below: Hopper kernels whose blocks of keys add to dq; as many as dq has */
+    float *dq_sum;    /* this and below: Hopper kernels whose blocks of keys add to dq; a sum per value of dq */
     uint32_t *turn;   /* [K, T] zeros: blocks of keys that have added to the tile that begins at a token */
     uint32_t *ticket; /* a zero */
     const int32_t *prefix; /* of struct seqs, or NULL; read by kernels with PREFIX alone */
@@ -60,7 +60,8 @@ __host__ __device__ static inline bool attn_bounded(const struct attn_args &a, i
 {
     return (int64_t)attn_mean_keys(a, len) * (a.n_head / a.n_kv) >= BOUNDED_KEYS;
 }
-/* The entry of kv head 0 of the sequence that begins at row `first`; at row n_tok: of one more. */
+/* The index in key_norm of kv head 0 of the sequence that begins at row `first`. key_norm has attn_norm_at(a, n_tok) +
+ * n_kv entries. */
 __host__ __device__ static inline int64_t attn_norm_at(const struct attn_args &a, int64_t first)
 {
     return first / BOUNDED_LEN(a.n_head / a.n_kv) * a.n_kv;
@@ -109,7 +110,8 @@ __device__ static inline int blocks_behind(const struct attn_args &a, int n, int
     return __reduce_add_sync(~0u, sum);
 }
 /* The same slots in another order: blocks with the most blocks of their sequence behind them first, so that short ones
- * end last. For kernels whose work is that, as queries attend to all keys before them. All lanes of a warp call it. */
+ * end last. For kernels whose blocks hold keys: the work of such a block is the number of blocks of queries after it.
+ * All lanes of a warp call it. */
 __device__ static inline struct seq_block find_longest(const struct attn_args &a, int slot, int size)
 {
     enum { MOST = 256 }; /* counting the blocks of more sequences takes too long */
@@ -161,14 +163,14 @@ __device__ static inline struct attn_keys keys_of(const struct attn_args &a, con
     return {b.first, b.len, 0};
 }
 
-/* Queries begin .. end - 1 of a sequence, which attend to some key of a block, of which they see those below n_key. */
+/* Queries begin .. end - 1 of a sequence, which attend to some key of a block, but to no key from n_key on. */
 struct attn_queries {
     int64_t first; /* row of query 0 */
     int len, begin, end, shift, n_key;
     int seq;
 };
-/* Of the keys k0 .. k0 + n - 1 of a sequence: its own queries, or those of the first sequence after number `seq` that
- * continues it and sees a key. end 0: there is none. */
+/* The queries that attend to keys k0 .. k0 + n - 1 of sequence b: those of b or, with PREFIX, of the first sequence
+ * after number `seq` that continues b and sees one of these keys. end 0: there is none. */
 template <bool PREFIX>
 __device__ static inline struct attn_queries queries_of(const struct attn_args &a, const struct seq_block &b, int k0,
                                                         int n, int seq)

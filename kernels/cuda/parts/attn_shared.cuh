@@ -113,7 +113,7 @@ __device__ static inline int2 far_range(const struct shared_args &a, int first, 
     const struct sight s = sight_of(a, last);
     return make_int2(sight_of(a, first).first_entry, s.first_entry + s.n_far);
 }
-/* Rows of kv that the windows of an item hold, and rows that they leave in its blocks. */
+/* Rows of kv that the windows of an item's tokens cover; rows of their n_window blocks that are free for entries. */
 __device__ static inline int near_rows(const struct shared_args &a) { return a.window + SHARED_TOKENS - 1; }
 __device__ static inline int spare_rows(const struct shared_args &a, const struct shared_chunk &x)
 {

@@ -32,8 +32,8 @@ struct few_rows {
     struct glu_form form;
 };
 
-/* Where choice_few_rows. Rows of a and matrices are 16-byte aligned, those of la, res and out 4-byte. The bits of a row
- * depend neither on other rows nor on their number. */
+/* Call only where choice_few_rows returns true. Rows of a and matrices are 16-byte aligned, those of la, res and out
+ * 4-byte. The bits of a row depend neither on other rows nor on their number. */
 void cuda_few_rows(const struct few_rows *f);
 
 #endif

@@ -145,7 +145,7 @@ __device__ __forceinline__ struct pre8 grouped_pre(const struct grouped &g, int6
     return p;
 }
 
-/* How pre has gates and ups, and of which activation, where the compiler must know it. */
+/* The layout of gates and ups in pre, and whether the activation is plain SwiGLU, as a template argument. */
 enum glu_layout {
     GLU_PAIRS,       /* interleaved */
     GLU_HALVES,      /* in separate halves */
@@ -302,8 +302,8 @@ __device__ __forceinline__ void grouped_store8(const struct grouped &g, int64_t 
     }
 }
 
-/* The same for the other epilogues. bias: of this lane's pairs of columns; GROUPED_GATED has none, but weight, the gate
- * of the row. */
+/* Finishes 32 columns of row m from column n on, for the epilogues other than the GLU's backward. bias: of this lane's
+ * pairs of columns, 0 with GROUPED_GATED. weight: the gate of the row, only for GROUPED_GATED. */
 template <int EPILOGUE>
 __device__ __forceinline__ void grouped_finish(const struct grouped &g, int64_t m, int64_t n, bool live,
                                                const float v[4][2], const float bias[4][2], float weight = 1.0f)

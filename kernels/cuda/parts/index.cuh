@@ -28,8 +28,8 @@ static __device__ inline int index_visible(const struct index_job &job, int64_t 
     return (int)((at + 1) / job.ratio);
 }
 
-/* Blocks of a launch: tokens from the last on, which see the most entries; of the same tokens all entries one after the
- * other. In a single sequence no block has tokens that see at most K entries alone. */
+/* Number of blocks of a launch. The first blocks have the last tokens, which see the most entries; blocks with the same
+ * tokens follow one another. In a single sequence, tokens that see at most K entries get no block. */
 static inline unsigned index_grid(const struct index_job *job)
 {
     const int64_t few = job->n_seq == 1 ? (job->n_top + (int64_t)1) * job->ratio - 1 : 0;

@@ -19,7 +19,7 @@ static __device__ __forceinline__ void load_group(float v[VECTOR], const float *
     for (int j = 0; j < VECTOR; j++) v[j] = g * VECTOR + j < n ? x[j] : -INFINITY;
 }
 
-/* The derivative of a capped logit z by what it was before; inv_cap 0: no cap. */
+/* The derivative of a capped logit z with respect to the logit before the cap; inv_cap 0: no cap. */
 static __device__ __forceinline__ float cap_slope(float z, float inv_cap)
 {
     return inv_cap != 0 ? fmaf(-z * inv_cap, z * inv_cap, 1.0f) : 1.0f;

@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_async16(uint32_t shared, const void *global
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
-/* The same for a row that is read on: L2 fetches all 128 bytes around these from DRAM. */
+/* The same where the rest of the row is read next: L2 fetches all 128 bytes around these 16 from DRAM. */
 __device__ __forceinline__ void copy_async16_of_row(uint32_t shared, const void *global, int bytes)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)

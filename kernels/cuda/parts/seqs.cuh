@@ -48,7 +48,7 @@ static __device__ inline T *state_row(const struct state_view<T> &x, int seq)
     }
     return x.values + slot * x.ld;
 }
-/* The same before its tokens here; NULL: it begins as zero. */
+/* The state of a sequence before its tokens of this pass; NULL: the state begins as zero, or there are no tokens. */
 template <typename T>
 static __device__ inline const T *state_before(const struct state_view<T> &x, const int32_t *cu, int seq)
 {

@@ -65,8 +65,8 @@ template <int N> static __device__ inline float lane_dot(const float a[N], const
     return warp_sum(sum);
 }
 
-/* The sum of the values of this thread and the threads before it, plus carry, which becomes that of all THREADS. part:
- * shared. */
+/* The sum of the values of this thread and the threads before it, plus *carry. *carry becomes the sum over all THREADS,
+ * plus its old value. part: shared memory. */
 template <int THREADS> static __device__ inline float sum_before(float v, float part[THREADS / 32], float *carry)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

@@ -294,8 +294,8 @@ static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const
  * warp w and r = 1, 2, 3 what warp w - r has found of 8 heads and 16 keys, in the layout of an accumulator; in the
  * place of r = 0 are the weights of its 8 heads. */
 __device__ static inline int turned(int row) { return (row + threadIdx.x / 32 * 8) % HEADS; }
-/* An address that the compiler does not see to stay the same: it computes those that follow from it anew for each tile,
- * as there are no registers for them. */
+/* Returns x, but hides from the compiler that x is constant: so addresses derived from x are computed again for each
+ * tile. There are no registers to keep them. */
 __device__ static inline uint32_t hidden(uint32_t x)
 {
     asm volatile("" : "+r"(x));

@@ -139,7 +139,7 @@ template <> struct own_values<device_bf16> {
 
 /* ---- what a block computes ---- */
 
-/* A team is eight warps that share columns of a tile; `depth` of them share the same ones. */
+/* A team is eight warps that compute a tile; groups of `depth` warps have the same columns and divide the depth. */
 enum { TEAM_WARPS = 8, TEAM = 32 * TEAM_WARPS, TEAMS = 2 /* at most */ };
 
 struct few_args {
@@ -154,7 +154,8 @@ struct pass {
     int e, first, end;
 };
 
-/* Pass number `place` of all experts, and their number. All lanes of a warp call it. */
+/* Sets *p to pass number `place`, counted over all experts; returns the number of passes. All lanes of a warp call it.
+ */
 template <int NT>
 static __device__ __forceinline__ int find_pass(struct pass *p, const struct few_args &args, int place)
 {
@@ -401,7 +402,7 @@ static __device__ __forceinline__ void store_pair(const struct few_rows &f, floa
 
 /* The columns of a tile that a thread stores: two in every row. */
 template <int MT> struct own_columns {
-    int part, c, n_part; /* 16 columns of the tile, the first column in them; parts of the tile */
+    int part, c, n_part; /* number of a group of 16 columns, the first of the two columns in it; groups of the tile */
     __device__ __forceinline__ own_columns(int depth)
         : part((int)threadIdx.x % TEAM / (COLS / 2) % (TEAM_WARPS / depth * MT)), c((int)threadIdx.x % (COLS / 2) * 2),
           n_part(TEAM_WARPS / depth * MT)
@@ -543,8 +544,8 @@ static void launch(const struct few_args *args, int n_team, int64_t row_bytes)
     CUDA_CHECK_LAUNCH();
 }
 
-/* Packed experts with many columns are multiplied by rows in shared memory, where these fit. False: they do not. The
- * bits do not depend on it. */
+/* Launches the kernel that keeps rows in shared memory: for packed experts with many columns, if the rows fit. False:
+ * nothing was launched. The bits of the result are the same with both kernels. */
 template <typename FORMAT, int NT, int MT> static bool launch_staged(const struct few_args *args)
 {
     enum { LEAST = 4 /* tiles */ };
@@ -559,9 +560,10 @@ template <typename FORMAT, int NT, int MT> static bool launch_staged(const struc
     return false;
 }
 
-/* Warps side by side that share no columns, and times 16 columns of each: of packed weights two, which share the rows
- * of a; not by the number of rows, since the order of the sums follows. The rows of a pass: those of one matrix; for
- * experts about twice the mean. */
+/* Chooses the tiles. depth: warps with the same columns. MT: groups of 16 columns of a warp, two for packed weights,
+ * which both use the same rows of a. These two do not depend on the number of rows, so neither does the order of the
+ * sums. A pass has 8 rows if these are all rows of one matrix, or twice the mean rows of an expert; else 16, or 8 if
+ * only 8 fit into shared memory. */
 template <typename FORMAT> static void launch_rows(const struct few_rows *f)
 {
     constexpr int MT = FORMAT::coded ? 2 : 1;

@@ -6,7 +6,7 @@
  * Shapes: dense.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
  * Needs: sm_90a; n_out, r and the distances of rows multiples of 8, 16-byte aligned rows.
  * Grid: persistent, one block per SM: one thread loads by TMA, two consumer warpgroups take tiles in turns
- *   (turn_wgmma.cuh); 5 stages, 201 KiB; 168 registers at launch, then 40 and 232, no spills.
+ *   (pingpong.cuh); 5 stages, 201 KiB; 168 registers at launch, then 40 and 232, no spills.
  * Bound: a is read once per 192 columns and b once per 128 rows, mostly from L2; out is written once, res read once. 2
  *   n_row n_in n_out FLOP: compute-bound. The blocks begin every 128 steps of a tile together.
  * Numerics: f32 sums in one fixed order, one rounding: bitwise repeatable. */

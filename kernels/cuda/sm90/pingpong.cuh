@@ -8,8 +8,8 @@
 enum {
     HALF_ROWS = ROWS / 2,                /* of one wgmma */
     HALF_A = HALF_ROWS * DEPTH * 2 / 16, /* distance of 64 rows of a stage, as descriptors count */
-    MAX_POLLS = 2000,                    /* after them a block waits no more (begin_tile); 100 were too few */
-    MAX_SPLIT = 3,                       /* launches with such blocks, after which no launch waits */
+    MAX_POLLS = 2000,                    /* after so many polls a block stops waiting (begin_tile); 100 were too few */
+    MAX_SPLIT = 3,                       /* after so many launches in which a block stopped waiting, no launch waits */
     ANNOUNCED = 6,                       /* steps before the end of a tile in which its block announces the next */
     LOADER_REGISTERS = 40,               /* (40 + 2 * 232) * 128 = 63 Ki, as at launch */
     CONSUMER_REGISTERS = 232

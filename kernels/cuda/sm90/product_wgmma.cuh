@@ -1,6 +1,6 @@
 /* product_wgmma.cuh - what the grouped GEMMs on Hopper (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu) and
  * dense_wgmma.cu share: tiles and their scheduler, the stages between producer and consumers, the epilogues. In e4m3
- * two consumer warpgroups share a tile, in bf16 they take tiles in turns (turn_wgmma.cuh). grouped_packed_wgmma.cu has
+ * two consumer warpgroups share a tile, in bf16 they take tiles in turns (pingpong.cuh). grouped_packed_wgmma.cu has
  * the tiles from here. A row of 128 bytes of shared memory is 64 of depth in bf16, 128 in e4m3. */
 #ifndef MT_CUDA_PRODUCT_WGMMA_H
 #define MT_CUDA_PRODUCT_WGMMA_H

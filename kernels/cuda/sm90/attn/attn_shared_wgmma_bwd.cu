@@ -238,7 +238,7 @@ static __device__ __forceinline__ void store_jobs(const struct dq_room &m, const
     }
 }
 
-/* A thread: the first columns of heads and the number of keys of a job. */
+/* One thread loads the first columns of a job's heads, and passes on its number of keys n. */
 static __device__ __forceinline__ void load_first(const struct dq_room &m, const CUtensorMap *q,
                                                   const CUtensorMap *dout, const struct dq_job &j, int n)
 {
@@ -366,7 +366,7 @@ static __device__ __forceinline__ void compute_jobs(const struct dq_room &m, con
         load_o(min(job + (int)gridDim.x, n_job - 1));
         wgmma_wait<0>();
         wgmma_use(dq);
-        named_sync(ONE_GROUP + wg, 128); /* this warpgroup reads its half of the last tile no more: dq passes there */
+        named_sync(ONE_GROUP + wg, 128); /* all have read this half of the last tile: dq is staged there */
         const float one[2] = {1.0f, 1.0f};
         store_heads(a.dq + j.t * a.ld_dq + (int64_t)(j.head0 + warp * 16) * SHARED_DIM + wg * SHARED_COLUMNS, dq, one,
                     m.smem + m.slot_at(place - 1) + (wg * 4 + warp) * TILE_PANEL);

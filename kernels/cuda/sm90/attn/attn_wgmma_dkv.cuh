@@ -392,7 +392,7 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
     __shared__ struct dkv_barriers<A, B> bar;
     __shared__ struct seq_block found;
     const struct slot slot = slot_at(p, blockIdx.x, gridDim.x);
-    const bool sorts = !S::BY_ROLE && p.group >= 4; /* worth it where blocks are long, and few bytes come from L2 */
+    const bool sorts = !S::BY_ROLE && p.group >= 4; /* sorting pays where blocks are long and few bytes come from L2 */
     if (sorts && threadIdx.x < 32) {
         const struct seq_block longest = find_longest(p.a, slot.slot, S::KEYS);
         if (threadIdx.x == 0) found = longest;

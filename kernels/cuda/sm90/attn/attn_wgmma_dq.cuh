@@ -119,7 +119,8 @@ static __device__ __forceinline__ void wait_tile(uint32_t full, struct stage_at 
     rows_cleared(WHOLE + wg);
 }
 
-/* Of two products in flight, scores and dp: weights while dp runs, then w = ds. Releases the values. */
+/* The products of scores and of dp are in flight: computes the weights while dp runs, then w = ds. Releases the stage
+ * of values. */
 template <int N>
 static __device__ __forceinline__ void weigh_tile(uint32_t (&w)[N / 8][4], float (&s)[N], float (&dp)[N],
                                                   const struct dq_rows &x, int q0, int k0, const struct attn_args &a,

@@ -341,8 +341,7 @@ static __global__ void __launch_bounds__(fwd_sizes<A, B, KEYS>::THREADS, 1)
     __shared__ barriers b;
     const uint32_t start = (sm90_shared(bytes) + 1023) / 1024 * 1024;
     uint32_t bars = sm90_shared(&b);
-    if (A <= 128)
-        asm volatile("" : "+r"(bars)); /* otherwise it is computed again in every step; wider heads would spill */
+    if (A <= 128) asm volatile("" : "+r"(bars)); /* keeps bars, else computed in every step; wider heads would spill */
     const struct fwd_memory m = {start,
                                  start + S::Q_STAGES * S::Q_BYTES,
                                  bars + (uint32_t)offsetof(barriers, q_full),

@@ -278,8 +278,9 @@ static __device__ __forceinline__ void finish_tile(float (&sum)[32], const struc
     }
     fence_proxy_async();
 }
-/* Adder i, one thread: passes on its slot for the tiles i, i + ADDERS, ...; in the last turn it loads the sums of the
- * other blocks first. In other turns it then adds those of this block to them. */
+/* Adder i, one thread, for the tiles i, i + ADDERS, ...: passes its slot to finish_tile. In the last turn it first
+ * loads the sums of the other blocks into the slot. In other turns it waits until finish_tile has written this block's
+ * sums there, then adds them to those in global memory. */
 static __device__ __forceinline__ void add_tiles(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                  const struct key_block &b, int i)
 {

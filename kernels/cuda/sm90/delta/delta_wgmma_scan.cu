@@ -142,7 +142,8 @@ static __device__ __forceinline__ void write_columns(bf16 *to, int64_t ld, const
         if (row < n) store16(to + row * ld + chunk * 8, load16(bytes + sm90_swizzle(row, chunk)));
     }
 }
-/* Writes the warp's 16 rows of a state, in two halves through its rows of a tile, or only uses the tile. */
+/* Writes the warp's 16 rows of a state, in two halves through its rows of a tile. Without `exists` it overwrites the
+ * tile only. */
 static __device__ __forceinline__ void write_state(bf16 *to, const uint32_t (&a)[8][4], uint32_t tile,
                                                    const char *bytes, int warp, bool exists)
 {

@@ -132,7 +132,7 @@ static __device__ __forceinline__ void load_by_tma(const struct wgmma_args &p, c
     if (thin) load_b<KN>(to + PIPE::ROW_BYTES, &p.lb, full, k, t.n, t.e, 0);
 }
 
-/* A stage: waits until it is empty; says that it is full. */
+/* Waits until the current stage is empty. say_full: this warp has filled the stage; moves to the next. */
 static __device__ __forceinline__ void wait_empty(const struct ring &ring)
 {
     mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
@@ -144,8 +144,9 @@ template <typename PIPE> static __device__ __forceinline__ void say_full(struct 
     ring_advance<PIPE::STAGES>(ring);
 }
 
-/* A slot is free for step i + AHEAD when all warps have decoded step i - DEEP. They have when the stage of step i is
- * empty, as consumers waited for all warps before. The asm keeps addresses, else computed again in each step. */
+/* A slot is free for step i + AHEAD when all warps have decoded step i - DEEP. That is true when the stage of step i is
+ * empty, because the consumers release a stage only after all warps have filled it. The asm keeps addresses in
+ * registers; otherwise the compiler computes them again in each step. */
 template <typename PIPE, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, const struct tiles *tiles,
                                                   struct ring ring, struct ring slots)

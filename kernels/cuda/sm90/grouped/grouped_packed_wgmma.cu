@@ -458,7 +458,7 @@ static __device__ __forceinline__ void load_row(float v[8], const float *sums)
     v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w, v[4] = y.x, v[5] = y.y, v[6] = y.z, v[7] = y.w;
 }
 
-/* The rows of a pass, from row m of the experts on: eight lanes have a row of the block. */
+/* Stores n_row rows of sums from shared memory, from row m in expert order and column n on. Eight lanes share a row. */
 template <int EPILOGUE>
 static __device__ __forceinline__ void finish_rows(const float *sums, const struct grouped &g, int64_t m, int n_row,
                                                    int n)
@@ -474,7 +474,7 @@ static __device__ __forceinline__ void finish_rows(const float *sums, const stru
     }
 }
 
-/* The same of a GLU's backward. weight: gates of the rows. pre of AHEAD times 16 rows is loaded ahead. */
+/* finish_rows for a GLU's backward. weight: gates of the rows. pre of AHEAD times 16 rows is loaded ahead. */
 template <int LAYOUT, int AHEAD>
 static __device__ __forceinline__ void finish_glu_rows(const float *sums, const struct grouped &g, int64_t m, int n_row,
                                                        int n, const float *weight)

@@ -1,6 +1,6 @@
 /* grouped_wgmma.cuh - what grouped_wgmma.cu, grouped_ahead_wgmma.cu and grouped_decode_wgmma.cu share: products,
  * epilogues and kernel of the grouped GEMM in bf16. They differ in who writes the stages of the pipeline, and in how
- * the two consumer warpgroups share tiles. A struct says that, PLAN:
+ * the two consumer warpgroups share tiles. A struct PLAN has these choices as members:
  *
  *   LOADER, CONSUMER       registers of a thread, for setmaxnreg
  *   IN_TURNS               the warpgroups take tiles in turns; else each has half of the rows of every tile
@@ -19,15 +19,15 @@
 enum {
     PREFETCHED = 4, /* steps before the end of a tile in which the first columns of pre are prefetched */
     PREFETCHED_COLUMNS = 96,
-    PUT_SUMS = 36 /* of a thread: for fewer, registers do not suffice; more would cost a stage of the pipeline */
+    PUT_SUMS = 36 /* sums of a thread in put_sums: with fewer, registers do not suffice; more would cost a stage */
 };
 
 struct wgmma_args {
     CUtensorMap a, b, la, lb; /* boxes: rows, or all columns, of a tile by 64 of depth; zeroed when unused */
     struct grouped g;
     const uint8_t *data, *scale; /* of experts in MXFP4, as struct weight has them; else NULL */
-    bf16 *ring;                  /* of grouped_ahead_wgmma.cu, or NULL. Experts in MXFP4: b has its boxes, or of data */
-    int counter;                 /* index in tiles_begun */
+    bf16 *ring;  /* of grouped_ahead_wgmma.cu, or NULL. b is the map of ring if set, else of data if set */
+    int counter; /* index in tiles_begun */
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
