@@ -18,8 +18,8 @@ MT_BOTH int adamw8_nearest(const float *map, float x)
  */
 MT_BOTH float adamw8_scale(float most) { return bits_float((float_bits(most) + 0x80) & ~0xffu); }
 
-/* The scale of a block, from its smallest and its largest decoded value. The largest magnitude has the first value of
- * map or the last, which is 1. */
+/* The scale of a block, from its smallest and its largest decoded value. The value with the largest magnitude was coded
+ * as the first entry of map or as the last one, which is 1. */
 MT_BOTH float adamw8_scale_of(const float *map, float least, float most)
 {
     return least < 0 && -least >= most ? adamw8_scale(least / map[0]) : most;

@@ -14,7 +14,8 @@ enum cuda_arch choice_arch(int capability)
 
 /* ---- products of routed experts */
 
-/* The first that a product's rows fit; without one, or where the kernel does not take the sizes, GROUPED_FIRST. */
+/* The first rule that has the architecture, the format and at least the rows per expert decides. Without one, or if its
+ * kernel does not take the sizes: GROUPED_FIRST. */
 static const struct rule {
     unsigned archs;
     enum weight_format format;
@@ -75,7 +76,8 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
     return choice_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
 }
 
-/* Beyond, tiles of more rows are faster; of experts that another product reads packed, from fewer rows on. */
+/* Up to so many rows cuda_few_rows is fastest: mean rows of an expert; the same if the alternative reads packed
+ * experts, which is faster than decoding first; rows of one matrix. */
 enum { FEW_OF_EXPERT = 8 /* mean */, FEW_OF_PACKED = 4, FEW_OF_MATRIX = 16 };
 
 static int64_t few_most(const struct device *dev, const struct proj *proj, int64_t n_row)
@@ -141,7 +143,8 @@ static int64_t tiles(int64_t n_row, int64_t n_out)
     return ((n_row + DENSE_ROWS - 1) / DENSE_ROWS) * ((n_out + DENSE_COLS - 1) / DENSE_COLS);
 }
 
-/* n_row x n_out relative to what the tiles of as many rounds on DIVISION_SM multiprocessors compute. */
+/* n_row x n_out as a share of the elements that all rounds could compute; in a round each of DIVISION_SM
+ * multiprocessors computes one tile. */
 static double occupancy(int64_t n_row, int64_t n_out)
 {
     const int64_t rounds = (tiles(n_row, n_out) + DIVISION_SM - 1) / DIVISION_SM;

@@ -26,7 +26,7 @@ enum grouped_way {
     GROUPED_PACKED_96,  /* reads packed experts and decodes them on the way: tiles of 96 rows, */
     GROUPED_PACKED_160, /* of 160 rows, */
     GROUPED_DECODE,     /* or of 128 rows, with warps that decode */
-    GROUPED_AHEAD       /* decodes experts into a ring, beside the products of those before */
+    GROUPED_AHEAD       /* decodes experts into a ring while the products of earlier experts run */
 };
 enum {
     GROUPED_EXPERTS = 512, /* the most that the kernels of sm90/ take */
@@ -57,9 +57,10 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
 double choice_packed_share(double rows);
 /* Whether cuda_few_rows, which reads w once in its format, computes the forward product of n_row rows: in passes that
  * sample (dev->steady_rows), with few rows per expert, or few rows of one matrix. */
-enum { FEW_COLS = 16, FEW_DEPTH = 32 }; /* columns of the output and values of a row that its tiles have */
+enum { FEW_COLS = 16, FEW_DEPTH = 32 }; /* sizes of its tiles: output columns; depth */
 bool choice_few_rows(const struct device *dev, const struct proj *proj, int64_t n_row);
-/* FP8 products; others compute with the same rounded rows. */
+/* Whether the device has kernels of FP8 products. Other devices round the rows in the same way and multiply in bf16 or
+ * f32. */
 bool choice_fp8_products(const struct device *dev);
 
 /* Whether one kernel (cuda_grouped_pass) reads dy once for the gradient of an adapter's B [out, r] and for the product

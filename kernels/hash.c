@@ -230,8 +230,8 @@ hash_sum hash_sum_factor(uint64_t key) { return ((hash_sum)rng_u64(key, 0) << 64
 
 uint64_t hash_sum_fold(hash_sum sum) { return rng_u64((uint64_t)(sum >> 64), (uint64_t)sum); }
 
-/* Of n bytes of one block. The first one is byte `skip` of the word that has the first key. Four sums, because the
- * additions of one would wait for each other. */
+/* The sum of n bytes of one block. The first one is byte `skip` of the word that has the first key. Four sums, because
+ * the additions of one would wait for each other. */
 static hash_sum sum_block(const uint64_t *key, int64_t skip, const uint8_t *data, int64_t n)
 {
     hash_sum sum[4] = {0};

@@ -19,15 +19,15 @@ extern "C" {
 enum { HOST_RING_SLOTS = 5 };
 struct host_ring {
     int64_t n, n_slot;             /* items, ascending by layer; places on the device */
-    int64_t n_host, host_bytes;    /* items that have host memory, the first; bytes of it, each */
+    int64_t n_host, host_bytes;    /* the first n_host items have host memory; bytes for each */
     int64_t first;                 /* the backward pass ends with this item */
-    int64_t *item, *bytes;         /* [n_layer] item of a layer, -1: none; [n] that a copy of it moves */
+    int64_t *item, *bytes;         /* [n_layer] item of a layer, -1: none; [n] bytes that a copy of an item moves */
     char **host;                   /* [n_host] on dev->host */
     char *slot[HOST_RING_SLOTS];   /* places on the device */
-    int64_t held[HOST_RING_SLOTS]; /* frozen: the item that is in the place, or on its way there */
+    int64_t held[HOST_RING_SLOTS]; /* frozen: the item in each place, or being copied to it */
     int ticket;                    /* of the first place */
     bool frozen;
-    bool keep;    /* items below `first` go to host memory too, for messages that read all */
+    bool keep;    /* items below `first` go to host memory too, for error messages that examine all items */
     bool on;      /* the current pass uses it */
     bool returns; /* frozen: the current pass has a backward */
 };
@@ -49,7 +49,7 @@ void host_ring_end(struct host_ring *r, int64_t lowest);
 /* Bytes of host memory that the items take. */
 static inline int64_t host_ring_bytes(const struct host_ring *r) { return r->n_host * r->host_bytes; }
 
-/* Nothing for layers without an item, where not on, and with r NULL. */
+/* need and done do nothing for layers without an item, in passes that do not use the ring (`on`), and with r NULL. */
 enum pass_step { PASS_FORWARD = 1, PASS_BACKWARD = -1 };
 void host_ring_need(struct host_ring *r, struct device *dev, int64_t layer, enum pass_step step);
 void host_ring_done(struct host_ring *r, struct device *dev, int64_t layer, enum pass_step step);

@@ -13,7 +13,8 @@
 #include "kernels/format/minifloat.h"
 #include "kernels/ops/ops.h"
 
-/* A token: log-probabilities, entropy, weight. Without an old model old is lp; without a reference so is that. */
+/* A token: log-probabilities, entropy, weight. Without an old model `old` is logp; without a reference model
+ * `reference` is logp. */
 struct policy_token {
     double logp, old, reference, entropy, weight;
 };

@@ -62,7 +62,7 @@ MT_BOTH void preference_simpo(struct preference_unit *u, double d[2], const stru
     d[1] = -slope / a[1].n;
 }
 
-/* 1 - e^m is the probability of another token: the derivative of odds is its inverse. */
+/* other[i] = 1 - e^m, the probability of another token: the derivative of odds(m) is 1 / other[i]. */
 MT_BOTH void preference_orpo(struct preference_unit *u, double d[2], const struct preference *p,
                              const struct preference_answer a[2])
 {

@@ -150,8 +150,8 @@ static void run_copies(const struct roof_test *t)
 }
 static void run_smallest(const struct roof_test *t) { t->dev->ops->zero(t->to.data, 4); }
 
-/* On a GPU the median, since its clock varies; `first` runs before. On a CPU the best, since other processes only slow
- * it down; two runs suffice where they take ROOF_MS_CPU. */
+/* The time of a run. On a GPU the median, since its clock varies; `first` runs before the timed runs. On a CPU the
+ * minimum, since other processes only slow it down; two runs suffice if they take ROOF_MS_CPU together. */
 typedef void roof_run(const struct roof_test *);
 static double typical_ms(const struct roof_test *t, roof_run *run, roof_run *first, bool gpu)
 {

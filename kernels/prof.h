@@ -63,7 +63,8 @@ void prof_close(struct prof *p); /* zeroed is valid */
  * enough memory. */
 int prof_measure_roofs(struct device *dev, struct err *err) MT_CHECK;
 /* The rate of large products of random rows over this time (FLOP/s), which a GPU's power limits: below that of
- * prof_measure_roofs, whose products are few and repeat their rows. In room of the work arena; 0: it has none. */
+ * prof_measure_roofs, whose products are few and repeat their rows. Uses free memory of the work arena; 0: there is not
+ * enough. */
 double prof_sustained_flops(struct device *dev, double seconds);
 /* floor_ms / ms, at most 1. When ms is below the floor, the roofs were measured too low (other processes were running):
  * all roofs are raised until the share is 1. */

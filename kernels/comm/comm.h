@@ -63,7 +63,7 @@ int comm_open(struct comm *c, const struct comm_place *place, struct err *err) M
 int comm_attach(struct comm *c, struct device *dev, struct err *err) MT_CHECK;
 /* The ranks of c that give the same color (>= 0), in the same order, as a new group. All ranks of c call it. */
 int comm_split(struct comm *out, struct comm *c, int color, struct err *err) MT_CHECK;
-/* For the group of all ranks: waits for the others, then ends watch and connections. Zeroed and alone are valid. */
+/* For the group of all ranks: waits for the others, then ends watch and connections. c may be zeroed or alone. */
 void comm_close(struct comm *c);
 /* Instead of comm_close after an error, as the last call: reports it to the other ranks. Rank 0 returns, and its caller
  * prints the error. Another rank returns only when rank 0 cannot be reached; then its caller prints the error too. */

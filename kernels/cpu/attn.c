@@ -53,7 +53,8 @@ static int64_t first_key(const struct head *h, int64_t i)
 {
     return h->s->window ? MT_MAX(0, h->prefix + i - h->s->window + 1) : 0;
 }
-/* Keys of the block from key k0 on, of those before `end`: of consecutive rows. */
+/* The number of keys of the block that begins at key k0. Its keys are before `end` and in consecutive rows: the block
+ * ends where the prefix ends. */
 static int64_t block_keys(const struct head *h, int64_t k0, int64_t end)
 {
     return MT_MIN(KEYS, (k0 < h->prefix ? h->prefix : end) - k0);
@@ -94,7 +95,8 @@ static void softmax_row(real *p, int64_t n_key, int64_t lo, int64_t hi, real *m,
     for (int64_t c = 0; c < dim; c++) acc[c] *= factor;
 }
 
-/* Reals of scratch per thread and query row: three of the wider of A and B, two of KEYS, two scalars. */
+/* Reals of scratch per thread: for each query row three vectors as wide as a key or value (the wider), two of KEYS, two
+ * scalars. */
 static int64_t scratch_reals(const struct attn_shape *s)
 {
     return block_queries(s) * group_of(s) * (3 * MT_MAX(s->head_dim, attn_value_dim(s)) + 2 * KEYS + 2);
@@ -224,7 +226,7 @@ void CPU(attn_bwd)(struct device *dev, struct tensor dqkv, struct tensor dout, s
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
         for (int64_t base = 0; base < seqs->n_seq; base++) {
             for (int64_t kv = 0; kv < shape->n_kv; kv++) {
-                /* a thread has all sequences that add to the gradients of the base */
+                /* one thread computes the base and the sequences that continue it, as all add to its gradients */
                 for (int64_t seq = base; seq < seqs->n_seq && seq_base(seqs, seq) == base; seq++) {
                     const struct head h = head_of(seqs, shape, seq, kv);
                     bwd_head(&h, dqkv, dout, o, lse, qkv, real_row(scratch, omp_get_thread_num()));

@@ -20,7 +20,8 @@ struct attn {
     int64_t first, len, first_entry;            /* the sequence: rows, and the row of its entry 0 */
 };
 
-/* Keys of a token: n rows of kv, or of entries; with list, those that it names. row: scratch if they were gathered. */
+/* The keys of a token in one tensor: n rows of kv, or of the entries; with `list`, the n rows that the list names. row:
+ * the first of them, or a gathered copy in scratch. */
 struct keys {
     const real *row;
     int64_t ld, n, lo; /* lo: number of the first in the sequence, without list */

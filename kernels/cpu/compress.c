@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* An entry: row of y, position, and the rows of its tokens. before: it also sums up the tokens of the entry before.
- * past: tokens of sequence seq in rows before `start` are in its pages; else NULL. */
+/* An entry: row of y, position, and the rows of its tokens. before: the entry also sums up the tokens of the previous
+ * entry. past: tokens of sequence seq in rows before `start` are in its pages; else NULL. */
 struct entry {
     int64_t row, pos, first;
     bool before;
@@ -55,8 +55,8 @@ static const real *pair_at(const struct entry *e, struct tensor kg, int64_t t)
     return !e->past || t >= e->start ? real_row(kg, t) : page_row(e->past->pages, e->seq, e->pos + t - e->first);
 }
 
-/* Where token j of an entry has its values, from -ratio on with the tokens of the entry before. gate: distance from a
- * value to its gate. */
+/* Where the values of token j of an entry are: row and first column. Tokens -ratio .. -1 are those of the previous
+ * entry. gate: distance from a value to its gate. */
 struct slot {
     int64_t row, col, gate;
     const float *bias;

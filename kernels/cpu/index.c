@@ -55,7 +55,7 @@ static void score(struct scored *out, const real *product, const real *w, int64_
         for (int64_t e = 0; e < n; e++) out[e].score += w[h] * MT_MAX(0, product[h * n + e]);
 }
 
-/* Writes the n_top chosen of n visible entries, whose scores are known when they are more. */
+/* Writes the n_top chosen of n visible entries. If n <= n_top all are chosen, and `scores` is not read. */
 static void write_chosen(int32_t *chosen, struct scored *scores, int64_t n, int64_t n_top)
 {
     if (n > n_top) choose(scores, n, n_top);

@@ -113,7 +113,7 @@ static void topk_row(struct student *s, const int32_t *ids, const real *lq, real
     const double left = rest ? fmax(0, 1 - known) : 0;
     const double p_rest = rest ? (double)((max_rest - max) * inv_t + (log_rest - log_t)) : 0; /* its log */
     if (left > 0) sum += bucket_divergence(log(left), p_rest);
-    /* bucket_divergence leaves out sum q - sum p of the buckets that it was asked for: 0 unless there is rounding */
+    /* each bucket_divergence includes - q + p: adds the sum of q, subtracts that of p; they differ by rounding */
     *kl = (real)(sum + (known + left) - (rest && !(left > 0) ? 1 - exp(p_rest) : 1));
     if (!s->gradient) return;
     const real mass = (real)(known + left), bucket = (real)left;
@@ -133,7 +133,8 @@ static void topk_row(struct student *s, const int32_t *ids, const real *lq, real
     z[s->id] -= ce * loss_slope(s->own, s->cap);
 }
 
-/* Rows first .. first+n-1 of the labels; logits are theirs. of_teacher: its logits, or scratch for those of its ids. */
+/* Losses and gradients of labels first .. first+n-1, whose logits are the n rows of `logits`. of_teacher: the teacher's
+ * logits; if it is given as ids, scratch for the student's logits of these ids. */
 static void kl_rows(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor logits,
                     struct tensor of_teacher, struct tensor ids, const struct teacher *t, real scale, real cap,
                     bool gradient, int64_t first, int64_t n)
@@ -208,7 +209,7 @@ static real kth_largest(const real *v, int64_t n, real *heap, int64_t k)
 static void choose_row(const real *z, int64_t n, real inv_t, int32_t *id, real *logprob, int64_t k)
 {
     const real max = loss_max(z, n), total = loss_log_sum(z, n, max, inv_t), least = kth_largest(z, n, logprob, k);
-    int64_t equal = k, found = 0; /* of those equal to the least, how many there is room for */
+    int64_t equal = k, found = 0; /* how many of the values equal to `least` are chosen */
     for (int64_t i = 0; i < n; i++) equal -= z[i] > least;
     for (int64_t i = 0; i < n && found < k; i++) {
         if (!(z[i] > least) && !(z[i] == least && equal-- > 0)) continue;

@@ -23,7 +23,7 @@ static inline int64_t loss_end(const struct device *dev, int64_t n_label, int64_
 }
 /* In place: z = cap tanh(z / cap) of n rows; cap 0: z does not change. */
 void loss_cap(struct device *dev, struct tensor z, int64_t n, float cap);
-/* The derivative of the capped logit z by what it was before. */
+/* The derivative of the capped logit z with respect to the logit before the cap. */
 static inline real loss_slope(real z, real cap) { return cap > 0 ? 1 - z / cap * (z / cap) : 1; }
 /* The largest of n logits, n > 0; a NaN is passed over. */
 real loss_max(const real *logits, int64_t n);

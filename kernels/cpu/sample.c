@@ -30,7 +30,8 @@ static key key_of(real v)
     return bits >> (KEY_BITS - 1) ? ~bits : bits | (key)1 << (KEY_BITS - 1);
 }
 
-/* A row in progress. The tokens in the cut have a key above `least`, or this key and an id of at most `last`. */
+/* A row in progress. The cut is the tokens that the filters keep so far: those with a key above `least`, or with this
+ * key and an id of at most `last`. */
 struct draw {
     const real *z;
     int64_t n;
@@ -52,8 +53,8 @@ static double depth(const struct draw *d, int64_t i)
     return ((double)d->z[i] - (double)d->max) / d->row->temperature;
 }
 
-/* The largest key from which on the tokens in the cut weigh `limit` or more, each its probability (mass) or 1. *above:
- * the weight of those with larger keys. */
+/* The largest key k such that the tokens in the cut with keys of at least k weigh `limit` or more; a token weighs its
+ * probability (mass) or 1. *above: the weight of the tokens in the cut with keys above k. */
 static key find_least(const struct draw *d, bool mass, double limit, uint64_t *above)
 {
     key found = 0, mask = 0;
@@ -112,7 +113,7 @@ static void write_top(const struct draw *d, int32_t *id, real *logprob, int64_t 
     for (int64_t j = 0; j < n; j++) logprob[j] = (d->z[id[j]] - d->max) / report - log_sum;
 }
 
-/* Edits the logits; the bias of an edit becomes the logit before it. */
+/* Edits the logits. Afterwards e[i].bias is the logit before the edit, which before_edit reads. */
 static void edit(real *z, int64_t n, const struct sample_row *row, struct sample_edit *e)
 {
     for (int32_t i = 0; i < row->n_edit; i++) {

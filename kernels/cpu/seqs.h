@@ -42,7 +42,7 @@ static inline real *page_row(const struct pages *pages, int64_t s, int64_t p)
     return real_row(pages->rows, (int64_t)page * MT_PAGE + p % MT_PAGE);
 }
 
-/* Entry e of sequence seq, which has row `row` among the entries that a pass completes; false: no entry has. */
+/* Finds the entry whose row among the entries that a pass completes is `row`: entry *e of sequence *seq; else false. */
 static inline bool complete_entry(const struct past *p, int64_t ratio, int64_t row, int64_t *seq, int64_t *e)
 {
     const int32_t *cu = p->seqs->cu.data, *pos = p->pos.data;
@@ -60,14 +60,14 @@ static inline bool complete_entry(const struct past *p, int64_t ratio, int64_t r
     return (*e + 1) * ratio <= pos[cu[low]] + cu[low + 1] - cu[low];
 }
 
-/* The state of a sequence; NULL: it begins as zero, or has no tokens here. */
+/* The state of a sequence before its tokens of this pass; NULL: it begins as zero, or there are no tokens. */
 static inline const real *state_before(const struct states *s, int64_t seq)
 {
     const int32_t *cu = s->seqs->cu.data, *pos = s->pos.data, *slot = s->slot.data;
     if (!s->values.ndim || cu[seq] == cu[seq + 1] || !pos[cu[seq]]) return NULL;
     return real_row(s->values, slot[seq]);
 }
-/* Where the state after its tokens belongs; NULL: nothing to store. */
+/* Where the state of a sequence after its tokens is stored; NULL: it is not stored. */
 static inline real *state_after(const struct states *s, int64_t seq)
 {
     const int32_t *cu = s->seqs->cu.data, *slot = s->slot.data;

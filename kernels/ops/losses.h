@@ -20,8 +20,8 @@ struct teacher {
 struct answers {
     struct tensor cu, first; /* [A+1], [A] i32 */
 };
-/* What a preference objective computes of a pair of answers (chosen, rejected), of KTO of one; KL: the log-ratio of
- * KTO's baseline alone. preference_value.h has the formulas. */
+/* The loss of a pair of answers (chosen, rejected), or with KTO of one answer. PREFERENCE_KL computes no loss, only the
+ * log-ratios for KTO's baseline. preference_value.h has the formulas. */
 enum preference_kind {
     PREFERENCE_DPO,
     PREFERENCE_IPO,
@@ -38,7 +38,8 @@ struct preference {
     double scale;      /* 1 / pairs (rows) of the step */
     double sft_scale;  /* sft_weight / tokens of chosen completions in the step */
 };
-/* Sums over pairs, or rows of KTO; the last five of chosen, then of rejected answers. */
+/* Sums over pairs, or over rows of KTO. From PREFERENCE_SIDES on: five sums of the chosen answers, then the same five
+ * of the rejected ones. */
 enum preference_sum {
     PREFERENCE_LOSS,
     PREFERENCE_RIGHT, /* pairs whose chosen reward is the larger */
@@ -54,8 +55,8 @@ enum preference_sum {
     PREFERENCE_SUMS = PREFERENCE_SIDES + 2 * PREFERENCE_SIDE
 };
 
-/* What an objective of online RL computes of a completion (policy_value.h has the formulas). The ratio r of new to old
- * probability is of each token, or one for the row: of the mean, or of the sum of its log-probabilities. */
+/* The loss of a completion in online RL (policy_value.h has the formulas). r is the ratio of new to old probability: of
+ * each token, or one for the row, from the mean or from the sum of its log-probabilities. */
 enum policy_ratio { POLICY_TOKEN, POLICY_MEAN, POLICY_SUM };
 enum policy_kl { POLICY_K3, POLICY_K3_RATIO }; /* k3; k3 r */
 struct policy {
@@ -77,11 +78,11 @@ struct policy_tokens {
 /* Of every row, [A, POLICY_VALUES] f64. */
 enum policy_value {
     POLICY_ADVANTAGE,
-    POLICY_SCALE,  /* of its loss in the step; with POLICY_SUM of the row, else of each token */
-    POLICY_WEIGHT, /* POLICY_SUM: as policy_tokens.weight */
+    POLICY_SCALE,  /* factor of the loss: with POLICY_SUM of the row, else of each token */
+    POLICY_WEIGHT, /* POLICY_SUM: of the row, in place of policy_tokens.weight */
     POLICY_VALUES
 };
-/* Sums over tokens, or with a ratio of the row over rows for those from POLICY_UNITS on; then largest values. */
+/* Sums over tokens; from POLICY_UNITS on, sums over rows if r is one per row. Then the largest values over rows. */
 enum policy_sum {
     POLICY_LOSS, /* with scale */
     POLICY_TOKENS,

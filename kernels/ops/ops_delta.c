@@ -59,8 +59,8 @@ static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, s
     want_seqs(__func__, seqs, false);
 }
 
-/* Products per token and value head: `inside` of a row of the chunk with key_dim columns, `values` with value_dim
- * columns, `across` with a state. */
+/* Adds FLOPs. Each token and value head has `inside` products with the rows of its chunk over key_dim columns, `values`
+ * such products over value_dim columns, and `across` products with a state. */
 static void count_delta(struct device *dev, int64_t n_tok, const struct delta_shape *s, int inside, int values,
                         int across)
 {

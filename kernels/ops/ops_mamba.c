@@ -18,8 +18,8 @@ static void want_mamba(struct device *dev, struct tensor xbc, struct tensor y, s
     want_seqs(__func__, seqs, false);
 }
 
-/* Products per token: `group` of a row of the chunk with its columns b and c, for every group; `inside` of a row with
- * the other rows, `across` with a state, for every head. */
+/* Adds FLOPs. Each token has, for every group, `group` products with the rows of its chunk over the columns of b or c;
+ * for every head, `inside` such products over head_dim columns, and `across` products with a state. */
 static void count_mamba(struct device *dev, int64_t n_tok, const struct mamba *m, int group, int inside, int across)
 {
     const double a = (double)m->state, b = (double)m->head_dim;

@@ -43,7 +43,7 @@ int64_t scratch_wgrad_tiles(int64_t n_wide, int64_t r);
 /* Tiles of partial sums, of experts with more than one part. Monotonic in n_row. */
 int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles);
 /* These gradients in one pass with the product dy B (choice_one_pass): slabs of scratch_pass_columns(r) columns. */
-enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* PER_SM: blocks that full parts give, two waves of two resident ones */
+enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* PER_SM: blocks per multiprocessor if all parts are full, two at a time */
 static inline int64_t scratch_pass_columns(int64_t r) { return r == 8 ? 4 * WGRAD_WIDE : 3 * WGRAD_WIDE; }
 int64_t scratch_pass_partial(int64_t n_row, int64_t n_slab);
 /* Bytes of the partial sums of one gradient. */
@@ -64,7 +64,8 @@ struct scratch_aux_stats {
 };
 struct scratch_aux_stats scratch_aux_stats(struct device *dev, struct tensor logits);
 
-/* dl of the chosen experts alone, or that of all: for cuBLASLt, or for tiles. */
+/* dl of the chosen experts in f32; of all experts as several bf16 numbers, for cuBLASLt; of all in f32, for
+ * router_tile.cu. */
 enum dl_kind { DL_OF_CHOSEN, DL_IN_PARTS, DL_IN_F32 };
 struct scratch_router_bwd {
     enum dl_kind kind;
@@ -78,7 +79,7 @@ struct scratch_router_bwd scratch_router_bwd(struct device *dev, struct tensor d
 /* The experts that a product reads. */
 struct scratch_experts {
     enum grouped_way way;
-    struct tensor data; /* [count, out, in] bf16, of GROUPED_AHEAD AHEAD_SLOTS; absent: w is read, bf16 or packed */
+    struct tensor data; /* [count, out, in] bf16; GROUPED_AHEAD: [AHEAD_SLOTS, out, in]; absent: w is read */
     int64_t n_place;    /* experts, or min(E, M) places of a list of those that have rows */
     int64_t count;      /* places of one launch */
     int32_t *ids;       /* [n_place]; NULL: no list */
@@ -107,9 +108,9 @@ struct scratch_moe_bwd {
     struct scratch_moe_fwd fwd; /* of the product with dy; copy: of dout */
     struct tensor db;           /* [M, R] bf16 */
     struct tensor gated, ha;    /* down: db and ha times the gates, [M, R] bf16 */
-    struct tensor part, dact;   /* down: dgate [n_part, M] f32; act, or its own [M, F] bf16 */
+    struct tensor part, dact;   /* down: parts of dgate [n_part, M] f32; dact: act, or a separate [M, F] bf16 */
     struct tensor out;          /* up: dx in expert order, [M, D] bf16 */
-    void *of_a, *of_b;          /* partial sums of the gradients, in the memory of what is not used meanwhile */
+    void *of_a, *of_b;          /* partial sums of the gradients, in memory that other scratch uses before or after */
 };
 /* Whether the gradient of B is computed in one pass with dy B. */
 bool scratch_one_pass(const struct device *dev, const struct proj *proj);
@@ -129,7 +130,7 @@ struct tensor scratch_latent(struct device *dev, const struct proj *kv_b);
  * have at least BOUNDED_LEN(heads of a group) rows, so no two begin in the same BOUNDED_LEN rows of the batch. */
 enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
 #define BOUNDED_LEN(group) (2 * ((BOUNDED_KEYS + (group)-1) / (group)) - 1)
-/* [entries, K] i32: an entry for each of these; empty: no sequence is bounded. */
+/* [entries, K] i32, the bits of squared key norms: one entry per BOUNDED_LEN rows; empty: no sequence is bounded. */
 struct tensor scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape);
 /* Decoding in tiles of 16 heads and splits of DECODE_SPLIT keys. */
 enum { DECODE_SPLIT = 256, DECODE_HEADS = 16 };
@@ -152,7 +153,7 @@ enum {
     SHARED_DIM = 512,   /* their width */
     SHARED_TOKENS = 32, /* tokens of an item of the gradients of keys */
     SHARED_BLOCK = 192, /* keys of an item */
-    SHARED_ITEMS = 128, /* a chunk, at most */
+    SHARED_ITEMS = 128, /* items of a chunk, at most */
     SHARED_WIDEST = 512 /* head_dim of the kernels without tiles */
 };
 struct scratch_shared_bwd {

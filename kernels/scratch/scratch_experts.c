@@ -93,7 +93,7 @@ static struct tensor push_copy(struct device *dev, struct tensor x, int64_t n_ou
     return arena_tensor_2d(&dev->work, DT_BF16, r->row_slot.shape[0], x.shape[1]);
 }
 
-/* Partial sums of a gradient, in memory that is free again after it. */
+/* Memory for the partial sums of a gradient; what is pushed later uses the same memory. */
 static void *pass_partial(struct device *dev, int64_t bytes)
 {
     const int64_t mark = arena_mark(&dev->work);

@@ -59,7 +59,7 @@ bool scratch_shared_tiles(const struct shared_attn_shape *shape)
     return shape->head_dim == SHARED_DIM && shape->n_head % SHARED_HEADS == 0;
 }
 
-/* All items, or a budget, within which the chunks are equal. */
+/* Memory for the items of a chunk: all items if they fit into the budget, else chunks of equal size within it. */
 static void push_items(struct device *dev, struct scratch_shared_bwd *s, int64_t n_tok, int64_t n_head)
 {
     const int64_t budget = (int64_t)5 << 28; /* bytes of p, ds and parts together, but for one item at least */

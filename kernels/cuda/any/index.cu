@@ -45,8 +45,7 @@ static __device__ inline void copy_token(const struct stage *s, const struct tok
     if (threadIdx.x < n_head / 8) copy_async16(shared_address(s->w + threadIdx.x * 8), from.w, 16);
 }
 
-/* sum [tile]: this lane's part of the scores of the warp's entries: of heads 2 (lane % 4) and the next in every eight.
- */
+/* sum [tile]: this lane's part of the scores of the warp's entries: heads 2 (lane % 4) and + 1 of every eight. */
 static __device__ inline void score_token(float sum[TILES][2], const uint32_t a[TILES][INDEX_STEPS][4],
                                           const struct stage *s, int n_head)
 {
@@ -240,8 +239,7 @@ static __device__ inline void find_bin(struct bins<BLOCK> *b, const struct keys 
     __syncthreads();
 }
 
-/* *limit = the n_top-th largest of n keys between low and high, low < high. False: more than LIST keys are in its bin.
- */
+/* *limit = the n_top-th largest of n keys between low and high, low < high. False: its bin has more than LIST keys. */
 template <int BLOCK>
 static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins<BLOCK> *b, const struct keys &k, int n,
                                                 int n_top, uint32_t low, uint32_t high)

@@ -61,8 +61,7 @@ static __device__ inline int64_t token_of_warp(void)
     return (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
 }
 
-/* idx and gate of token t: the chosen experts, ascending, and their gates. gate_of(i): the gate of expert lane + 32 i.
- */
+/* idx and gate of token t: the chosen experts, ascending, and their gates. gate_of(i): that of expert lane + 32 i. */
 template <int N, typename GATE>
 static __device__ inline void write_chosen(const struct choice_job &job, int64_t t, unsigned chosen,
                                            const GATE &gate_of)

@@ -154,8 +154,7 @@ struct pass {
     int e, first, end;
 };
 
-/* Sets *p to pass number `place`, counted over all experts; returns the number of passes. All lanes of a warp call it.
- */
+/* Sets *p to pass number `place`, counted over all experts; returns the number of passes. A whole warp calls it. */
 template <int NT>
 static __device__ __forceinline__ int find_pass(struct pass *p, const struct few_args &args, int place)
 {
