@@ -11,9 +11,10 @@ struct bad_rows {
     int64_t n;
     struct err why[BAD_ROWS_SHOWN]; /* of the first ones, each with file and line */
 };
-/* Adds a row. False: there are BAD_ROWS_MOST, so the caller reads no further. */
+/* Counts a bad row; the first ones keep their reason. False: BAD_ROWS_MOST are bad, so the caller stops reading. */
 bool bad_rows_add(struct bad_rows *b, const struct err *why);
-/* Error: there are bad rows among the n_row that were read of the file. Of several the log has the reasons. */
+/* An error if some of the n_row rows that were read are bad: its text is the reason of a single one. If there are
+ * several, their reasons are logged. */
 int bad_rows_check(const struct bad_rows *b, int64_t n_row, const char *path, struct err *err) MT_CHECK;
 
 #endif

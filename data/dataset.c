@@ -117,8 +117,8 @@ static int encode_rest(struct builder *b, const struct row_sample *s, int64_t fr
     return rc;
 }
 
-/* The tokens of a text. Those of an answer's prompt are what the prompt alone gives, as at inference: where the text as
- * a whole has others, prompt and completion are tokenised separately. */
+/* The tokens of a text. At inference the prompt of an answer is tokenised alone. If the whole text has other tokens for
+ * the prompt, prompt and completion are tokenised separately. */
 static int encode(struct builder *b, const struct row_sample *s, struct err *err)
 {
     struct token_list *list = &b->list, *prompt = &b->prompt;
@@ -193,7 +193,7 @@ static int document_add(struct builder *b, const struct row_sample *s, struct er
 
 static bool is_preference(enum data_format format) { return format == DATA_PREFERENCE || format == DATA_LABELLED; }
 
-/* Adds one answer of the row, which is read. 1: it is too long or has no token with loss. */
+/* Adds the answer that b->rows has read. 1: it is too long or has no token with loss. */
 static int answer_add(struct builder *b, struct err *err)
 {
     struct dataset *ds = b->ds;
@@ -313,20 +313,20 @@ static int row_done(struct builder *b, const char *where, bool good, const struc
                    where, b->ds->ids[bad], (long long)b->opt->vocab);
 }
 
-/* A row of a teacher has a list of n_top entries per token, twice. */
+/* The limit of JSON values in a row. A row of a teacher has two lists with n_top entries per token. */
 static int64_t row_values(const struct builder *b)
 {
     return b->opt->tokens.n_top ? 64 * JSON_ROW_VALUES : JSON_ROW_VALUES;
 }
 
-/* Whether the line of a file begins what later lines end. */
+/* Whether the JSON of a line seems to continue on the next line: it ends in an open bracket or a comma. */
 static bool goes_on(const char *line, int64_t size)
 {
     while (size && text_is_space(line[size - 1])) size--;
     return size && memchr("{[,", line[size - 1], 3);
 }
 
-/* One row; not `good`: why it is bad. -1 only for errors that end the reading. */
+/* Adds one row; if not `good`, *why says why it is bad. -1 only for errors that end the reading. */
 static int add_row(struct builder *b, const struct row_text *row, bool good, struct err *why, struct err *err)
 {
     const int64_t before = b->ds->n_tokens;
@@ -545,7 +545,7 @@ struct cache_header {
     struct dataset_counts counts;
 };
 
-/* The way in which a file is read is part of it: the same bytes are a text, or rows. */
+/* Adds a file to the hash. Its kind is part of the hash: the same bytes may be read as a text or as rows. */
 static int hash_file(uint64_t *h, const char *path, struct err *err)
 {
     struct file_map map;
@@ -672,7 +672,7 @@ const char *dataset_hub_hint(const char *path)
     return "; for a data set on huggingface.co write hub:OWNER/NAME";
 }
 
-/* Whether the files of one entry can be read, and which they are where the entry does not name them. */
+/* Checks that the files of one entry can be read. For folders and patterns it logs which files these are. */
 static int check_source(const char *path, struct err *err)
 {
     struct err why;

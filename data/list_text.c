@@ -46,7 +46,8 @@ static bool spells_messages(struct json value)
     return yes;
 }
 
-/* Lists of messages, or text as such: the answers of a row are both. */
+/* Which keys are texts that spell lists of messages; the others stay text. answers: chosen and rejected, both or
+ * neither. */
 struct spelled {
     bool prompt, completion, answers;
 };

@@ -119,13 +119,13 @@ static int64_t pack_documents(int64_t *pack_of, const struct dataset *ds, const 
 
 /* ---- the plan of an epoch */
 
-/* Places of an epoch: documents, as often as it has them. */
+/* Number of documents in an epoch; rollouts count once per iteration. */
 static int64_t n_places(const struct loader *l)
 {
     return l->opt.generation ? l->ds->n_docs * l->opt.n_iteration : l->ds->n_docs;
 }
 
-/* Of rollouts: every batch of a generation n_iteration times. */
+/* Rollouts: the documents of a generation in order, n_iteration times, then those of the next. A document is a pack. */
 static int64_t iterations(const struct loader *l, int64_t **docs, int64_t **pack_of)
 {
     const int64_t n = n_places(l), of_generation = l->opt.generation * l->opt.n_iteration;
@@ -198,7 +198,7 @@ static int64_t batches_of(int64_t n_packs, int64_t micro_batch)
 
 /* ---- batches */
 
-/* Notes the labels from `first` on, of the document that was added, as an answer. */
+/* Adds an answer: the labels from `first` on, of document d; n_prompt of them are of its prompt. */
 static void batch_answer(struct batch *b, const struct dataset *ds, int64_t d, int64_t first, int64_t n_prompt)
 {
     const bool chosen = ds->pairs ? d % 2 == 0 : ds->good && ds->good[d];

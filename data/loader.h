@@ -18,8 +18,8 @@ struct batch {
     int32_t *topk_id;      /* [n_label, dataset.topk.n_top] its likeliest tokens by a teacher; or NULL */
     float *topk_logprob;   /* [n_label, dataset.topk.n_top] */
     int64_t n_unit;        /* pairs of answers; without pairs, documents */
-    int64_t n_answer;      /* of preference rows and rollouts, else 0: a document each; of pairs chosen and rejected in
-                            * turn */
+    int64_t n_answer;      /* answers of preference rows and rollouts, else 0. Each is a document; in pairs chosen and
+                              rejected alternate */
     int64_t n_chosen;      /* labels of the completions of chosen answers */
     int32_t *answer_cu;    /* [n_answer+1] labels [cu[a], cu[a+1]) are of answer a; NULL: no answers */
     int32_t *answer_first; /* [n_answer] the first of them in the completion; those before it are of the prompt */
@@ -37,8 +37,9 @@ struct loader_options {
     bool packing, shuffle; /* pairs cannot be packed */
     bool pairs;            /* for loader_max_tokens: of the data set */
     uint64_t seed;
-    /* Of rollouts: an epoch has the first `generation` documents n_iteration times, then the next ones. generation 0:
-     * an epoch has all documents once. It divides their number, and micro_batch divides it. */
+    /* Of rollouts: an epoch has the first `generation` documents n_iteration times, then the next ones;
+     * with generation 0, all documents once. generation divides the number of documents, and micro_batch divides
+     * generation. */
     int64_t generation, n_iteration;
 };
 

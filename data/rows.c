@@ -178,7 +178,7 @@ static void add_plain(struct row_reader *r, int64_t at)
     r->plain[r->n_plain++] = at;
 }
 
-/* Finds the bytes of the samples that are spelled special tokens: there a rendering of the altered row differs. */
+/* Finds the bytes of spelled special tokens in the samples: those in which the rendering of the altered row differs. */
 static int find_plain(struct row_reader *r, struct json row, const struct chat_options *opt, struct err *err)
 {
     struct json_doc *doc = special_text_altered(r->tok, row, err);
@@ -203,7 +203,8 @@ static int find_plain(struct row_reader *r, struct json row, const struct chat_o
     return rc;
 }
 
-/* Special tokens in the contents, which whoever wrote them need not have meant. */
+/* Counts special tokens that the contents spell, perhaps without intention. With data.special_text = error they are an
+ * error. */
 static int check_special(struct row_reader *r, struct json row, struct err *err)
 {
     int64_t size;
@@ -214,7 +215,7 @@ static int check_special(struct row_reader *r, struct json row, struct err *err)
                       (int)MT_MIN(size, 64), text);
 }
 
-/* Templates print any value; these are missing texts, or other columns. */
+/* Templates print any value. A boolean, NaN or huge number is a missing text, or the wrong column. */
 static int check_content(struct json content, struct err *err)
 {
     if (json_type(content) != JSON_BOOL && !json_wide(content)) return 0;
@@ -292,8 +293,8 @@ static int put_message(struct row_reader *r, const char *role, struct json conte
     return put_key(t, "content", content, err) ? -1 : end_message(t, turn, err);
 }
 
-/* Ends the row, with `keys` beside the messages, and reads it as messages. row may be of the document that this
- * replaces (read_keys). */
+/* Ends the row, with `keys` beside the messages, and reads it as messages. row may belong to the document that this
+ * call replaces (read_keys). */
 static int read_with_keys(struct row_reader *r, struct json row, const struct text_buf *keys, struct err *err)
 {
     struct text_buf *t = &r->joined;
@@ -312,7 +313,8 @@ static int read_with_keys(struct row_reader *r, struct json row, const struct te
 /* Keys that rows of messages have beside them. */
 static const char *const beside[] = {"tools", "functions", "chat_template_kwargs", "documents"};
 
-/* Puts those that `row` has, but not those in except (NULL: none); and images, which the chat reader refuses. */
+/* Writes the keys of `beside` that `row` has, without those of `except` (NULL: none); and images, which the chat reader
+ * refuses. */
 static int put_beside(struct text_buf *keys, struct json row, const bool *except, struct err *err)
 {
     for (int64_t i = 0; i < CHAT_MEDIA; i++)
@@ -497,8 +499,8 @@ static int next_column(const char **list, char to[64], char column[128], struct 
 
 static const char *const column_roles[] = {"system", "user", "assistant"};
 
-/* Whether the columns make messages: roles, and keys that rows of messages have beside them. Error: roles and a key of
- * another form, of which only sharegpt and alpaca have a system prompt. */
+/* Whether the columns make messages: they are roles and keys of `beside`. Error: a role together with a key of another
+ * form; `system` is allowed with sharegpt and alpaca, whose rows may have a system prompt. */
 static int columns_make_messages(const char *columns, bool *yes, struct err *err)
 {
     static const char *const with_system[] = {"conversations", "instruction"};

@@ -77,12 +77,12 @@ struct row_reader {
     struct json_doc *rewritten, *listed, *prefixed; /* as messages; with lists that were text; with opt->system */
     int64_t span[2];
     struct token_row tokens;
-    bool worse;             /* in DATA_PREFERENCE, the answer to read: the rejected one */
+    bool worse;             /* DATA_PREFERENCE: read the rejected answer, not the chosen one */
     bool good, tied;        /* of the last row: the label of DATA_LABELLED; it has no preference, and no samples */
     struct text_buf answer; /* the answer as a row of prompt and completion */
     struct json_doc *answered;
     bool has_system; /* a row had the column that `columns` names as system */
-    bool fatal;      /* the error of the last row ends the reading: a row of tokens is what a program wrote */
+    bool fatal;      /* the error of the last row ends the reading: a program wrote this row of tokens */
 };
 /* Fills samples; none when a conversation has no answer that carries loss. A row of DATA_PREFERENCE is read twice, with
  * and without `worse`; its answers, and that of DATA_LABELLED, are one sample each or none. */

@@ -15,7 +15,8 @@ struct chat_options {
 };
 #define CHAT_DATE "2025-06-28" /* used when the options have no date */
 
-/* The key of an answer that has its reasoning: own, that of the format, or the name of another program. */
+/* The key of a message that holds its reasoning: `own`, the key of this chat format, or else a key of other programs.
+ * Without reasoning: own. */
 const char *chat_reasoning_key(struct json message, const char *own);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "data/json/text.h"
 
-/* The value of `arguments` has the other form. null is an empty object. */
+/* Whether `arguments` must be rewritten for this form. For objects also null, which becomes {}. */
 static bool is_other(struct json arguments, enum chat_arguments form)
 {
     const enum json_type type = json_type(arguments);
@@ -53,7 +53,7 @@ static int put_other(struct text_buf *t, struct json arguments, struct err *err)
     return 0;
 }
 
-/* in_call: of a call, or of its `function`; else of a message. */
+/* in_call: value is a call, its `function`, or a list of calls; otherwise a message, or a list of messages. */
 static int put_value(struct text_buf *t, struct json value, bool in_call, enum chat_arguments form, struct err *err)
 {
     const bool array = json_type(value) == JSON_ARRAY;

@@ -24,9 +24,9 @@
  * - `drop_thinking` = false also keeps reasoning before the last user turn, as tools do
  * - `reasoning_effort` = "max" asks for the most (the text of the first V4 checkpoints)
  *
- * Appends the text to out, and a span over each answer: from its first byte after the token of the mode, which belongs
- * to the prompt, to the end of sentence. The text ends as a prompt when the last message is a user's or a tool's. An
- * error names the message; out is then unchanged. */
+ * Appends the text to out, and a span over each answer: from its first byte after the token of the mode (<think> or
+ * </think>), which belongs to the prompt, to the end of sentence. The text ends as a prompt when the last message is a
+ * user's or a tool's. An error names the message; out is then unchanged. */
 int chat_deepseek_render(struct text_buf *out, struct json row, struct json tools, struct json kwargs,
                          const struct chat_options *opt, struct err *err) MT_CHECK;
 

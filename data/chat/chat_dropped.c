@@ -71,7 +71,8 @@ static int put_scalar(struct chat_marks *m, struct json value, const char *mark,
     return 0;
 }
 
-/* An object or list in which each string ends in the mark, but those that say what it is. */
+/* Writes a string or an object so that each string ends in the mark, except `type` and `id`, which say what it is.
+ * Copies other values. */
 static int put_strings(struct chat_marks *m, struct json value, const char *mark, struct err *err)
 {
     const char *key;
@@ -172,7 +173,7 @@ static int put_calls(struct chat_marks *m, struct json calls, int64_t message, c
     return 0;
 }
 
-/* The mark is in the strings; where there are none, in one more member. */
+/* Writes a content that is an object: its strings end in the mark. Without strings, one more member has the mark. */
 static int put_content_object(struct chat_marks *m, struct json content, const char *mark, struct err *err)
 {
     const int64_t at = m->row.size;

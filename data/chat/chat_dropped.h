@@ -22,7 +22,7 @@ int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err 
 void chat_marks_find(struct chat_marks *m, const struct text_buf *text);
 void chat_marks_free(struct chat_marks *m);
 
-/* shapes [number of messages]: for each message a hash of what a template may look at, but the texts themselves: its
+/* shapes [number of messages]: for each message a hash of what a template may look at, except the texts themselves: its
  * role and keys, those of its neighbours and of the last message, whether it is the first, whether there are tools. */
 void chat_dropped_shapes(uint64_t *shapes, struct json row);
 /* The text of a message, without white space around it and reasoning in <think> before it, is in text after *at, raw or
@@ -30,8 +30,8 @@ void chat_dropped_shapes(uint64_t *shapes, struct json row);
  * as found. */
 bool chat_dropped_text_in(const struct text_buf *text, int64_t *at, struct json message);
 
-/* Errors of every renderer; they return -1. The template does not write this part of a message, or only one of its
- * calls. */
+/* Errors for every renderer; they return -1. The template does not write this part of a message; it writes only one of
+ * several calls. */
 int chat_dropped_part(struct json message, const char *what, struct err *err);
 int chat_dropped_calls(struct json message, struct err *err);
 

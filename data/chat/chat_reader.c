@@ -1,9 +1,9 @@
 /* chat_reader.c - rows of conversations -> samples.
  *
- * Whether a template leaves out a part is found by marks: the row is rendered again with a mark in each part, and a
- * part is written when its mark is in a sample; of answers and of messages after the last answer, when it is in the
- * text up to this message. Only rows with a doubt are rendered again: those in which a message has a shape
- * (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
+ * Marks show whether a template leaves out a part: the row is rendered again with a mark in each part, and a part is
+ * written when its mark is in a sample. For answers, and for messages after the last answer, it is enough that the mark
+ * is in the text that ends with this message. Only rows in doubt are rendered again: those in which a message has a
+ * shape (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
 #include "data/chat/chat_reader.h"
 
 #include <string.h>
@@ -119,8 +119,8 @@ static bool has_doubt(struct chat_reader *r, struct json row, int64_t n, int64_t
 
 /* ---- parts that are not written ---- */
 
-/* An earlier answer may lose a part that its own text has, as gpt-oss writes no reasoning before a final answer; and
- * messages from n on are in no sample. */
+/* Looks for marks in the text that ends with this message. The samples may lack a part of an earlier answer that this
+ * text has: gpt-oss's template drops reasoning before a final answer. And they lack the messages from n on. */
 static void find_in_own_text(struct chat_reader *r, struct json marked, int64_t message, int64_t n,
                              const struct job *job)
 {
@@ -167,12 +167,12 @@ static void find_lost(struct chat_reader *r, struct json row, struct json marked
         const bool shown = m->found;
         if (!shown && m->message != own) find_in_own_text(r, marked, own = m->message, n, job);
         const bool written = m->found;
-        /* gpt-oss's text beside a call is reasoning, which one text of all answers leaves out */
+        /* gpt-oss's template treats text beside a call as reasoning; one text of all answers lacks it */
         if (!shown && written && one && m->message < n) r->samples.n_unshown++;
         if (!written && !r->lost) r->lost = true;
         if (!written) name_lost(r, row, m);
         if (m->message < 0) continue;
-        /* marks of a message are neighbours: the last one seen, its first, decides with those before */
+        /* mute: none of the message's marks, which are neighbours in this list, is written */
         const bool last = i + 1 == r->marks.n || r->marks.items[i + 1].message != m->message;
         r->mute[m->message] = !written && (last || r->mute[m->message]);
     }
@@ -213,8 +213,8 @@ static int check(struct chat_reader *r, struct json row, struct json original, c
 
 /* ---- rows ---- */
 
-/* Makes the samples of a row that the template takes as it is; after a part is lost, without loss on answers of which
- * nothing is written. */
+/* Makes the samples of a row that the template takes as it is. If a part is lost and only a warning is wanted, makes
+ * them again without loss on the answers of which nothing is written. */
 static int read_plain(struct chat_reader *r, struct json row, struct json original, const struct job *job,
                       struct err *err)
 {

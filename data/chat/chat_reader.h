@@ -13,7 +13,7 @@ enum chat_on_dropped { DROPPED_REFUSE, DROPPED_WARN };
 enum { CHAT_MEDIA = 6 };
 extern const char *const chat_media[CHAT_MEDIA];
 
-/* Zeroed is valid once template is set: a reader that refuses. */
+/* Zeroed is valid once template is set: such a reader refuses rows whose text lacks a part. */
 struct chat_reader {
     const struct chat_template *template;
     enum chat_on_dropped on_dropped;
@@ -26,7 +26,7 @@ struct chat_reader {
     struct chat_rules rules;
     struct chat_marks marks;
     struct chat_samples marked;
-    uint64_t *seen, *shapes; /* [cap_seen] a hash table of shapes whose messages are written; [cap_shapes] */
+    uint64_t *seen, *shapes; /* [cap_seen] hash table: shapes of messages that were written; [cap_shapes] */
     int64_t n_seen, cap_seen, cap_shapes;
     bool *mute; /* [cap_shapes] answers without a written part */
     bool has_rules;

@@ -14,7 +14,7 @@ struct writer {
 
 /* ---- keys that say loss ---- */
 
-/* One of the words of a name such as "loss_mask" or "isMasked". */
+/* Whether a word of the key is one of these; words as in "loss_mask" or "isMasked". */
 static bool says_loss(const char *key)
 {
     static const char *const words[] = {"loss",   "losses",   "mask",    "masks",
@@ -90,7 +90,7 @@ static enum kind arguments_kind(struct json arguments)
     return type == JSON_OBJECT ? GOOD : type == JSON_NULL ? EMPTY : BAD;
 }
 
-/* The JSON of an object, where the template takes the object. */
+/* The arguments are a string, the JSON of an object, and the template takes objects. */
 static bool is_object_text(const struct chat_rules *rules, struct json arguments)
 {
     return rules->arguments == CHAT_ARGUMENTS_OBJECT && json_type(arguments) == JSON_STRING;
@@ -111,7 +111,8 @@ static bool calls_are_plain(const struct chat_rules *rules, struct json calls)
     return plain;
 }
 
-/* A value of `tool_calls` or `function_call` with a call, or with something that is none: not empty lists. */
+/* Whether a value of `tool_calls` or `function_call` has a call, or something that is not a call and becomes an error.
+ * False: null, empty lists, blank text. */
 static bool has_calls(struct json calls)
 {
     const char *s;
@@ -161,7 +162,7 @@ static int put_function(struct writer *w, struct json function, struct err *err)
     return 0;
 }
 
-/* One of `tool_calls`; the function may be the call itself. */
+/* Writes one of `tool_calls`. A call without `function` is the function itself: {name, arguments}. */
 static int put_call(struct writer *w, struct json call, struct err *err)
 {
     const struct json of = json_find(call, "function"), function = json_truthy(of) ? of : call;
@@ -327,7 +328,8 @@ static int put_flat(struct writer *w, struct json parts, struct err *err)
     return put_part_details(w, parts, err);
 }
 
-/* The content of an answer that is a call, null or "" in the form that the template takes. */
+/* What to write as the content of an answer that is a call: null or "" where the template needs one of them; NULL: the
+ * content as it is. */
 static const char *call_content(const struct writer *w, struct json content)
 {
     const struct chat_rules *rules = w->opt->rules;
@@ -407,8 +409,8 @@ static bool joins(const struct writer *w, struct json first, int64_t i)
     return true;
 }
 
-/* The calls of message *i, and of the messages after it that are calls alone, which it takes in when the template
- * writes several calls of a message. */
+/* Writes the calls of message *i. When the template writes several calls of a message, it also writes those of the
+ * following messages that are only a call, and *i moves to the last of these. */
 static int put_calls(struct writer *w, int64_t *i, struct err *err)
 {
     const struct json message = json_at(w->messages, *i);
@@ -427,7 +429,7 @@ static int put_calls(struct writer *w, int64_t *i, struct err *err)
     return 0;
 }
 
-/* Message *i, which moves to the last one that it takes in. */
+/* Writes message *i; *i moves to the last message whose calls it includes (put_calls). */
 static int put_message(struct writer *w, int64_t *i, struct err *err)
 {
     const struct json message = json_at(w->messages, *i);

@@ -74,7 +74,7 @@ static bool writes(const struct chat_template *t, const char *messages, const ch
     return yes;
 }
 
-/* The text of a message of this role, at one of the places where roles stand. */
+/* Whether the template writes the content of a message of this role, at one of the places where such messages are. */
 static bool writes_role(const struct chat_template *t, const char *role, const char *content)
 {
     static const char *const around[][2] = {{"", ", " USER ", " ANSWER},
@@ -96,7 +96,7 @@ static bool writes_role(const struct chat_template *t, const char *role, const c
     return false;
 }
 
-/* The template writes the call beside this content, and no word for null. */
+/* Whether the template writes the call of this message, and no "None" or "null" for its content. */
 static bool writes_call(const struct chat_template *t, const char *message)
 {
     char text[1024];

@@ -8,7 +8,7 @@
 struct chat_alias {
     const char *name, *role;
     bool call;  /* the content is a call, {name, arguments} as JSON or as its text */
-    bool token; /* chat formats use this name too: it stays where the template writes it */
+    bool token; /* some chat formats use this name: it is kept if the template writes it */
 };
 /* NULL: none. */
 const struct chat_alias *chat_rules_alias(const char *role);

@@ -180,8 +180,8 @@ static bool skip_mark(const char **s, const char *end, const char *mark)
     return true;
 }
 
-/* Counts an answer whose reasoning is missing from its text, and one that begins with an empty block of it. False: the
- * answer is reasoning alone and it is missing, so that only an empty turn is left. */
+/* Counts an answer whose reasoning is missing from its text, and one that begins with an empty reasoning block. False:
+ * the answer is reasoning alone and it is missing, so that only an empty turn is left. */
 static bool note_reasoning(struct conversation *s, int64_t message, const char *answer, int64_t size)
 {
     const struct json answer_of = json_at(s->messages, message),
@@ -271,8 +271,8 @@ static bool ends_with(const char *text, int64_t size, const char *with, int64_t 
     return n <= size && !memcmp(text + size - n, with, (size_t)n);
 }
 
-/* An earlier answer, text[0..n), ends as in `full`, where it is the last message, or in a mark (<...>) that replaces
- * eos: gpt-oss writes <|end|> for <|return|>. */
+/* Whether an earlier answer, text[0..n), ends as in `full`, where it is the last message, or with a mark (<...>) in
+ * place of eos: gpt-oss writes <|end|> for <|return|>. */
 static bool is_ended(const struct conversation *s, const char *text, int64_t n, const struct text_buf *full)
 {
     const char *eos = chat_template_eos(s->template);
@@ -285,9 +285,9 @@ static bool is_ended(const struct conversation *s, const char *text, int64_t n, 
     return mark > 1 && ends_with(full->text, size - (int64_t)strlen(eos), text, mark - 1);
 }
 
-/* In the whole conversation t, which continues after the answer of a message, the end of this answer, which begins at
- * `begin`: that of its turn, or of the message's place (is_ended). full: the text in which it is the last message. -1:
- * unknown. */
+/* The end of an answer that begins at `begin` in the whole conversation t, which continues after it: after the token
+ * that ends the turn; without one, the end of the message's place if is_ended. full: the text in which the answer is
+ * the last message. -1: unknown. */
 static int64_t next_end(const struct conversation *s, const struct text_buf *t, int64_t begin, int64_t message,
                         const struct text_buf *full)
 {
@@ -357,8 +357,8 @@ static const char *find_content(const char *text, int64_t size, const char *cont
     return found && found - text >= lead ? found - lead : NULL;
 }
 
-/* The span of an answer; with train_detail those of its parts, and of the end of its turn. Descending where they are
- * found from the last to the first. */
+/* Adds the span of an answer; with train_detail the spans of its parts with loss and of the end of its turn.
+ * descending: the caller adds answers from the last to the first. */
 static int put_span(const struct conversation *s, struct text_buf *t, int64_t begin, int64_t end, int64_t message,
                     bool descending, struct err *err)
 {
@@ -465,8 +465,8 @@ static int64_t begin_in_place(const struct text_buf *prompt, int64_t history, co
 
 /* Where the answer of message i begins in t, which does not begin with the prompt; place: of the message in t. An
  * answer may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls; Mistral: the
- * system prompt is in the last question), or lack the end of the prompt (begin_in_header; *cut: the prompt up to there
- * is its beginning too). -1: unknown. */
+ * system prompt is in the last question), or lack the end of the prompt (begin_in_header; *cut: t has the prompt only
+ * up to the returned byte). -1: unknown. */
 static int64_t begin_of(struct conversation *s, int64_t i, const struct text_buf *prompt, const struct text_buf *t,
                         const int64_t place[2], bool *cut)
 {
@@ -482,8 +482,8 @@ static int64_t begin_of(struct conversation *s, int64_t i, const struct text_buf
     return begin;
 }
 
-/* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in that text. A prompt
- * whose end the text lacks is cut. */
+/* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in that text. If the
+ * text lacks the end of the prompt, prompt->size is reduced. */
 static int render_answer(struct conversation *s, int64_t i, struct text_buf *prompt, struct text_buf *full,
                          int64_t *begin, struct err *err)
 {

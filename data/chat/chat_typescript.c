@@ -80,7 +80,7 @@ static int check_reference(struct scope *s, struct json schema, struct err *err)
     return json_error(schema, err, "\"%.64s\" is no definition that comes before it", text);
 }
 
-/* Adds the definitions; a name that is there already gets another schema. */
+/* Adds the definitions; a name that is already defined gets the new schema. */
 static int define(struct scope *s, struct json defs, struct err *err)
 {
     const char *name;
@@ -274,7 +274,7 @@ static const char **required_names(struct json schema, int64_t *n)
     return names;
 }
 
-/* The properties that are required, or those that are not; any: all, in one list. */
+/* Writes the required properties, or with `optional` the others; any: all properties in one list. */
 static int put_properties(struct text_buf *t, struct json schema, bool optional, bool any, int64_t *n_put,
                           int64_t depth, struct err *err)
 {

@@ -38,7 +38,7 @@ struct dataset_counts {
     int64_t n_unprompted;          /* answers without loss before the first question (chat_samples.h) */
     int64_t n_special;             /* good rows whose contents spell special tokens */
     int64_t n_dropped, n_nulls;    /* rows with parts that their text lacks; null members that were left out */
-    int64_t n_appended, n_unended; /* texts whose last answer the next role's token ends; no token ends */
+    int64_t n_appended, n_unended; /* texts whose last answer ends with the next role's token; with no token */
     int64_t n_tied, n_identical; /* rows whose answers have the same rating; pairs whose answers are the same tokens */
 };
 
@@ -62,7 +62,7 @@ struct dataset {
     int64_t n_rows, n_bad;            /* rows read; rows skipped as bad */
     int64_t n_overlong, n_unlabelled; /* documents truncated or dropped; documents dropped without a target */
     struct dataset_counts counts;
-    uint64_t hash;                /* for resume checks: of the members above, of counts only n_unshown */
+    uint64_t hash;                /* of the members above, of counts only n_unshown; for resume checks */
     int64_t cap_docs, cap_tokens; /* capacity of the arrays */
 };
 

@@ -42,7 +42,7 @@ static int put_member(struct text_buf *out, const char *key, struct json value, 
     return text_put_json(out, value, err);
 }
 
-/* The other keys of a turn are its message's too: reasoning, whether it carries loss, ... */
+/* Writes a turn as a message, with the other keys of the turn: reasoning, whether it carries loss, ... */
 static int put_message(struct text_buf *out, const char *role, struct json content, struct json turn, struct err *err)
 {
     static const char *const written[] = {"from", "value", "role", "content"};
@@ -176,8 +176,7 @@ static int64_t common_messages(struct json a, struct json b)
     return n;
 }
 
-/* Equal bytes at the beginning of both texts, whole characters, without a blank at the end, as TRL takes them; of equal
- * texts all. */
+/* Bytes of the common beginning of both texts: whole characters, without a blank at its end, as in TRL. */
 static int64_t common_bytes(struct json a, struct json b)
 {
     const char *x = "", *y = "";
@@ -283,7 +282,7 @@ static int find_rated(struct json row, struct json two[2], struct err *err)
     return best[0] > best[1] ? 0 : 1;
 }
 
-/* ms-swift: the messages end with the chosen answer, of which the text is another one. */
+/* ms-swift: `messages` end with the chosen answer, and `text` is the rejected answer. */
 static void replace_last(struct answer *a, struct json messages, struct json text, bool worse)
 {
     const int64_t n = MT_MAX(json_count(messages) - 1, 0);

@@ -9,8 +9,8 @@
 /* Writes {"prompt", "completion"}, both texts or both lists of messages, and the keys that the row has beside them.
  * worse: the rejected answer. 1: the row has no preference, as all its answers have the same rating. Forms:
  * - {prompt, chosen, rejected}: texts, messages, or lists of messages; a text beside a list is one message of it
- * - {chosen, rejected}: whole texts or conversations; the prompt is their common beginning. A `prompt` that lists of
- *   both repeat counts once
+ * - {chosen, rejected}: whole texts or conversations; the prompt is their common beginning. If both conversations
+ *   repeat the `prompt` of the row, it is written once
  * - {messages, rejected_messages} or {messages, rejected_response}: messages end with the chosen answer
  * - {prompt, responses, ratings}: two or more answers, as texts or lists, and as many numbers; the best and the worst
  * `messages`, `conversations` or `instruction` with `input`, `history` also name a prompt. Turns of sharegpt, {from,

@@ -7,7 +7,7 @@
 #include "kernels/base.h"
 
 struct child {
-    pid_t pid;        /* and its process group, so that Ctrl-C in a terminal does not end it; 0: none runs */
+    pid_t pid;        /* also its process group, so that Ctrl-C in a terminal does not end it; 0: none runs */
     int in, out, err; /* our ends of its pipes, which do not block; -1: closed */
 };
 enum child_pipes { CHILD_IN = 1, CHILD_OUT = 2, CHILD_ERR = 4 };
@@ -26,7 +26,7 @@ bool child_ends_by(struct child *c, double until, int *status);
 void child_end_group(struct child *c, bool gently, int *status);
 /* The same, but a program that ends by itself within `ms` keeps its exit status. */
 void child_finish(struct child *c, double ms, int *status);
-/* " (exit status 3)" for a program that has ended by itself, or by another's signal. */
+/* How a program ended: " (exit status 3)", " (signal 9)", or "". */
 const char *child_how(char text[48], int status);
 
 #endif

@@ -423,7 +423,8 @@ int file_open_own(const char *path, int flags, struct err *err)
     return -1;
 }
 
-/* Empties a file that this process alone writes. Another one may have given it its name since the open. */
+/* Empties the file, which only one process may write. Error: another process holds its lock, or has renamed the file
+ * since it was opened. */
 static int begin_alone(int fd, const char *tmp, struct err *err)
 {
     struct stat own, named;

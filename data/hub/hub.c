@@ -269,7 +269,8 @@ static bool has_ref(const struct hub_repo *repo)
     return !hub_repo_path(path, repo, "refs", repo->revision, NULL) && file_exists(path);
 }
 
-/* headers: for a plan; only the headers of shards outside the cache are downloaded. check: NULL, or before them. */
+/* *headers true: for a plan, which downloads only the headers of shards that are not in the cache. check: called before
+ * shards are downloaded; NULL: not. */
 static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, const struct hub_check *check,
                       struct err *err)
 {

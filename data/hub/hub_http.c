@@ -27,7 +27,7 @@
 #define AT_ONCE      4 /* concurrent transfers, one connection each */
 #define TRIES        7 /* in a row without a byte; delays: FIRST_MS, 1, 2, 4, 8, 16 s */
 #define FIRST_MS     200
-#define TEXT_TRIES   3                    /* the same for a small answer, which the cache may replace */
+#define TEXT_TRIES   3                    /* TRIES for a small answer, which the cache may replace */
 #define NOT_READY    "ResponseNotReady"   /* the viewer has not converted the data set yet, which takes minutes */
 #define RESTARTS     2                    /* times that a file may be downloaded again */
 #define WAIT_MAX     3600                 /* longest delay in seconds that the hub may ask for */
@@ -84,7 +84,7 @@ struct transfer {
     int hops;           /* redirects of this try */
     bool foreign;       /* a redirect left the origin of url: send no token */
     bool cut;           /* the rest of the body is not needed: stops libcurl */
-    int64_t head, page; /* bytes of this request: response header; body of a non-answer */
+    int64_t head, page; /* bytes of this request: response header; error or redirect page */
     char *text;         /* NUL-terminated */
     int64_t cap;
 };

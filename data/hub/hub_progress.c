@@ -1,4 +1,4 @@
-/* hub_progress.c - redrawn in place on a terminal, a line of the log now and then elsewhere. */
+/* hub_progress.c - the progress line: redrawn in place on a terminal, elsewhere a line of the log now and then. */
 #include "data/hub/hub_progress.h"
 
 #include <stdio.h>

@@ -33,7 +33,7 @@ struct upload {
     int64_t size;
     bool large, ignored, same;
     char oid[HASH_HEX];   /* SHA-256 of a large file, git's SHA-1 of a small one */
-    char there[HASH_HEX]; /* the same of the file in the repository; "": none, or not known */
+    char there[HASH_HEX]; /* this hash of the repository's file; "": no such file, or not known */
 };
 
 struct push {
@@ -43,12 +43,12 @@ struct push {
     struct upload *files;
     int64_t n, cap;
     struct hub_progress progress;
-    int64_t done, moved; /* bytes of large files that the hub has; that this process sent */
+    int64_t done, moved; /* bytes of large files that the hub has; those that this process sent */
 };
 
 /* ---- requests */
 
-/* The answer's JSON; NULL: the hub refuses, or it is none. */
+/* The answer's JSON; NULL: the hub refuses, or the answer is not JSON. */
 static struct json_doc *answer_of(struct push *p, struct hub_send *s, const char *doing, struct err *err)
 {
     struct json_doc *doc = NULL;
@@ -484,7 +484,7 @@ static int commit(struct push *p, struct err *err)
 
 /* ---- all of it */
 
-/* Hashes the files; same: the repository has this content. Counts the others. */
+/* Hashes the files and sets `same` where the repository has this content. *changed: number of the other files. */
 static int compare(struct push *p, int64_t *changed, struct err *err)
 {
     *changed = 0;

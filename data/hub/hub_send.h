@@ -12,7 +12,7 @@ struct hub_send {
     int64_t size;
     int fd; /* the file, from byte `from` on */
     int64_t from;
-    void (*sent)(void *user, int64_t bytes); /* called with the bytes of this try that are sent; NULL: not */
+    void (*sent)(void *user, int64_t bytes); /* called with the bytes that this try has sent so far; NULL: no call */
     void *user;
 
     long status; /* of the answer */

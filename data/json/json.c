@@ -86,8 +86,8 @@ static json_t *load(const char *text, int64_t size, size_t flags, json_error_t *
     return root;
 }
 
-/* Parses what Python's json reads and jansson does not. Python keeps the last of equal keys: so does this with
- * any_keys, and warns. A position in e is that of the text where its line is the only one; else its byte is -1. */
+/* Parses what Python's json reads and jansson does not. With any_keys the last of duplicate keys counts, as in Python,
+ * and a warning names the key. e->position is -1 where the error is in the rewritten copy. */
 static json_t *load_as_python(struct json_doc *doc, const char *text, int64_t size, bool any_keys, json_error_t *e)
 {
     json_error_t again;
@@ -106,7 +106,8 @@ static json_t *load_as_python(struct json_doc *doc, const char *text, int64_t si
     return root;
 }
 
-/* "line 2, byte 17: ". A text of one line is often a row of a file, whose own line `name` has. */
+/* "line 2, byte 17: ". `lines` false omits the line: a text of one line is often a row of a file, and `name` has its
+ * line. */
 static const char *place_of(char text[64], const json_error_t *e, int64_t mark, bool lines)
 {
     int n = lines ? snprintf(text, 64, "line %d%s", e->line, e->position < 0 ? ": " : ", ") : 0;

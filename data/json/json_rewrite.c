@@ -1,4 +1,4 @@
-/* json_rewrite.c - JSON as Python's json reads it, in JSON that jansson reads. Published files hold int(1e30),
+/* json_rewrite.c - rewrites JSON that Python's json reads as JSON that jansson reads. Published files hold int(1e30),
  * Infinity, and halves of surrogate pairs, mostly under keys that moetrain does not use. */
 #include "data/json/json_rewrite.h"
 
@@ -51,7 +51,8 @@ static bool is_number(const char *s)
     return !*s;
 }
 
-/* What a number is called that neither int64 nor double holds; NULL: another number, or none. */
+/* The name of a number that neither int64 nor double holds: its digits, Infinity or -Infinity. NULL: another number, or
+ * no number. */
 static const char *wide_name(const char *number)
 {
     if (!is_number(number)) return NULL;

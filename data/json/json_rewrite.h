@@ -1,4 +1,4 @@
-/* json_rewrite.h - JSON as Python's json reads it, in JSON that jansson reads. */
+/* json_rewrite.h - rewrites JSON that Python's json reads as JSON that jansson reads. */
 #ifndef MT_JSON_REWRITE_H
 #define MT_JSON_REWRITE_H
 

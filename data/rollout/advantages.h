@@ -11,8 +11,8 @@ struct moments {
 };
 struct moments moments_of(const double *x, int64_t n, int64_t stride);
 
-/* What (reward - mean of its group) is divided by, plus 1e-4: the standard deviation of the group; of all rewards;
- * nothing. */
+/* An advantage is (reward - mean of its group) / (standard deviation + 1e-4), with the deviation of the group or of all
+ * rewards; NONE: without the divisor. */
 enum advantage_scale { ADVANTAGE_GROUP, ADVANTAGE_BATCH, ADVANTAGE_NONE };
 struct advantage_options {
     int64_t n_group; /* rows of a group, adjacent */
@@ -21,9 +21,9 @@ struct advantage_options {
                          * the deviation of all advantages, after their mean is subtracted */
 };
 struct advantage_stats {
-    double mean, std; /* of all rewards that are not null; NaN: over nothing, or one */
-    double zero_std;  /* share of rows whose divisor before 1e-4 is 0: rows without a gradient. ADVANTAGE_BATCH of
-                       * rewards: all rows or none */
+    double mean, std; /* of all rewards that are not null; mean NaN: there are none; std NaN: at most one */
+    double zero_std;  /* share of rows without a gradient, as their standard deviation is 0. It is that of all rewards
+                         with ADVANTAGE_BATCH without leave_one_out (then all rows or none), else that of the group */
 };
 
 /* Standard deviations divide by n - 1. Null rewards (NaN) are in no mean and have advantage 0. n is a multiple of

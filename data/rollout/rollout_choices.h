@@ -5,8 +5,8 @@
 #include "data/loader.h"
 #include "data/rollout/rollouts.h"
 
-/* Sets b->choices, also where prompts are shared (prefix.h). The sequences of b are documents answer_doc, which are the
- * rows of that number (rollout_documents). The last token of a row, which the sampler did not read, takes the experts
+/* Sets b->choices, also where prompts are shared (prefix.h). Sequence s of b is document b->answer_doc[s], and document
+ * i is row i of `rows` (rollout_documents). The last token of a row, which the sampler did not read, takes the experts
  * of the one before: nothing depends on it. Nothing to do where the rows have no routing; all have, or none. */
 void rollout_choices(struct batch *b, const struct rollouts *rows);
 

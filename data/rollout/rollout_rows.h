@@ -8,7 +8,8 @@
 struct rollout_options {
     int64_t vocab;          /* ids at or above it are an error */
     int64_t seq_len;        /* prompt and completion have at most so many tokens */
-    const int32_t *end_ids; /* [n_end] tokens that end generation: how rows without finish_reason end */
+    const int32_t *end_ids; /* [n_end] tokens that end generation: a row without finish_reason is truncated if it ends
+                               in another */
     int64_t n_end;
     int64_t n_layer, n_top,
         n_exp;        /* of `routing`: routed layers, experts of a token, experts; n_layer 0: it is not read */

@@ -9,7 +9,7 @@ static int64_t routing_count(const struct rollouts *r, int64_t n_prompt, int64_t
     return (n_prompt + n - 1) * r->n_routing;
 }
 
-/* The arrays have `old` elements, or none; *cap counts rows or tokens. */
+/* The new capacity of an array that needs `need` elements. */
 static int64_t more(int64_t cap, int64_t need) { return MT_MAX(need, 2 * cap); }
 
 static void reserve(struct rollouts *r, int64_t n_prompt, int64_t n_tok)

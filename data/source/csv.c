@@ -157,7 +157,7 @@ int csv_open(struct csv *c, struct err *err)
     for (int64_t i = 0; status && i < c->n; i++) {
         int64_t size;
         const char *name = cell(c, i, &size);
-        char unnamed[32]; /* pandas writes its index under no name, and reads such a name as this */
+        char unnamed[32]; /* pandas writes its index without a name, and reads an empty name as this */
         snprintf(unnamed, sizeof(unnamed), "Unnamed: %lld", (long long)i);
         c->names[c->n_names++] = size ? mem_strndup(name, size) : mem_strdup(unnamed);
         if (check_name(c, i, err)) return -1;

@@ -199,7 +199,8 @@ static int64_t last_character(const char *text, int64_t end)
     return i;
 }
 
-/* The match with the white space that its token takes, not before `done`; false: it is beside a word. */
+/* Adds the white space that lstrip and rstrip take to a match, not before `done`. False: the token is single_word and
+ * beside a word. */
 static bool widen(struct added_match *m, const char *text, int64_t size, int64_t done)
 {
     const struct added *a = m->token;

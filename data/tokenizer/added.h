@@ -27,7 +27,7 @@ struct added_list {
     int32_t *slots; /* [2*cap] open addressing: text -> item; -1: free */
 };
 struct added *added_list_find(const struct added_list *list, const char *text, int64_t size); /* NULL: none */
-/* Takes a.text over. A text that is there already is found first. */
+/* Takes a.text over. If the list has this text already, added_list_find returns the earlier token. */
 void added_list_push(struct added_list *list, struct added a);
 void added_list_free(struct added_list *list);
 

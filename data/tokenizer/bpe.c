@@ -382,7 +382,7 @@ static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
     int byte = byte_of(b, s->key, size);
     int64_t n = byte >= 0 ? 1 : item_bytes(b, bytes, s->key, size);
     if (byte >= 0) bytes[0] = (uint8_t)byte;
-    if (n < 0) memcpy(bytes, s->key, (size_t)size); /* the text of an added token: it never results from text */
+    if (n < 0) memcpy(bytes, s->key, (size_t)size); /* the text of an added token: merges never give it */
     if (json_scan_i64(s, 0, BPE_MAX_ID - 1, &id, err)) return -1;
     struct bpe_token *t = token_at(b, id);
     if (t->bytes) return json_scan_error(s, err, "id %lld is taken by another token", (long long)id);

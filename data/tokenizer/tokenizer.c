@@ -242,7 +242,8 @@ static const char kimi_split[] =
     "|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"}}, "
     "{\"type\": \"ByteLevel\", \"use_regex\": false}]}";
 
-/* Ids that tokenizer_config.json does not name are <|reserved_token_ID|>. Its names are cut out of a text first. */
+/* Adds <|reserved_token_ID|> for the ids that tokenizer_config.json does not name. Named tokens are cut out of a text
+ * first, as these are `normalized`. */
 static int add_reserved(struct tokenizer *tok, const char *path, struct err *err)
 {
     const int64_t begin = tok->bpe.n_ids;

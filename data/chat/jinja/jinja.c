@@ -335,7 +335,7 @@ static struct value eval(struct jinja_state *st, struct scope *scope, const stru
 
 /* ---- statements ---- */
 
-/* The round of a loop for this item has written text[begin, size). */
+/* Notes that the iteration of a loop for this item has written text[begin, size). */
 static void note_place(struct jinja_state *st, struct value item, int64_t begin)
 {
     if (item.kind != VALUE_DICT || !item.dict->place || st->out != st->text || st->text->size == begin) return;
@@ -348,7 +348,7 @@ static enum flow run_for(struct jinja_state *st, struct scope *scope, const stru
     const struct list *all = value_items(st, eval(st, scope, n->b));
     struct value kept = value_list(st, false);
     struct loop *loop = jinja_new(st, sizeof(*loop));
-    bool ended = false; /* a round; for `else`, Jinja counts none that ends in break or continue */
+    bool ended = false; /* an iteration, without break or continue; if none did, Jinja runs `else` */
     for (int64_t i = 0; n->c && i < all->count && !st->failed; i++) {
         struct scope *one = scope_new(st, scope);
         assign_to(st, one, n->a, all->items[i]);

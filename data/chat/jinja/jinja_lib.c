@@ -14,7 +14,7 @@ static const struct value absent = {0}; /* an omitted argument */
 
 /* ---- calls by table ---- */
 
-/* Index of name[0..n) among the words of `parameters`, or -1; with name NULL the number of words. */
+/* Index of `name` among the words of `parameters`, or -1; with name NULL the number of words. */
 static int64_t parameter(const char *parameters, const char *name)
 {
     int64_t index = 0;
