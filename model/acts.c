@@ -122,9 +122,12 @@ static void set_layer(struct acts_plan *p, const struct acts *s, const struct ad
     p->saved[ACTS_MIXER] = groups & SAVE_MIXER;
     p->saved[ACTS_FFN] = groups & SAVE_FFN;
     p->saved[ACTS_NORMS] = groups & SAVE_NORMS;
-    const bool alike = !ad->layer_on || ad->layer_on[layer] == ad->layer_on[p->adapted < 0 ? layer : p->adapted];
-    if (p->adapted >= 0 && alike && arch_same_layer(p->a, layer, p->adapted))
-        return; /* layer_on: NULL of a base model */
+    bool alike = p->adapted >= 0;
+    for (int i = 0; i < LAYER_PRODUCTS && alike; i++) {
+        const struct lora *l = &ad->layers[layer].of[i].lora, *before = &ad->layers[p->adapted].of[i].lora;
+        alike = l->r == before->r && l->n_seg == before->n_seg;
+    }
+    if (alike && arch_same_layer(p->a, layer, p->adapted)) return;
     p->adapted = layer;
     layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
 }

@@ -19,6 +19,7 @@ void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, c
         struct proj *proj = layer_proj(w, &p[i]);
         if (!p[i].n_out) continue;
         proj->lora = lora->of[i].lora;
+        proj->rows = lora->of[i].rows;
         proj->grad = lora->of[i].grad;
         proj->dora = lora->of[i].dora;
         proj->quant = lora->of[i].quant;

@@ -51,6 +51,7 @@ bool lora_find_product(const struct arch *a, int64_t layer, enum lora_target t, 
 /* The adapters of a layer, indexed by product. */
 struct adapter {
     struct lora lora;
+    struct lora_rows rows; /* of tokens with different adapters (model/layers/lora_rows.h) */
     struct lora_grad grad;
     struct dora dora;        /* model/layers/dora.h */
     struct proj_quant quant; /* model/qat.h */

@@ -303,6 +303,21 @@ static void push_seqs(struct model *m, const struct model_batch *b)
     if (b->prefix) device_upload(m->dev, m->seqs.prefix.data, b->prefix, tensor_bytes(m->seqs.prefix));
 }
 
+/* Passes that decode have room for it, with and without adapters beside each other. */
+static void push_groups(struct model *m, const struct model_batch *b)
+{
+    const int64_t n = m->pass.cache && m->pass.decode ? b->n_tok : 0;
+    MT_REQUIRE(!b->group_cu || m->pass.decode, "adapters beside each other in a prefill");
+    m->group = arena_tensor_1d(&m->dev->work, DT_I32, n);
+    m->group_cu = b->group_cu;
+    if (!b->group_cu || m->dev->dry_run) return;
+    int32_t *group = mem_array(MT_MAX(n, 1), sizeof(*group)), g = 0;
+    for (int64_t t = 0; t < n; group[t++] = g)
+        while (t >= b->group_cu[g + 1]) g++;
+    device_upload(m->dev, m->group.data, group, tensor_bytes(m->group));
+    mem_free(group);
+}
+
 static const struct adapters *pass_adapters(const struct model *m)
 {
     return m->pass.adapters ? m->pass.adapters : &m->adapters;
@@ -333,6 +348,7 @@ static void adapt_layers(struct model *m)
             const int64_t stream =
                 2 * l + i % 2 + i / 2 * 2 * MT_MAX_LAYERS; /* a separate random stream for each product of each layer */
             struct lora *one = &lora->of[i].lora;
+            lora->of[i].rows.group = m->group;
             if (!p[i].n_out || p[i].experts) continue;
             one->dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
             one->dropout_key = m->dev->dry_run ? 0 : rng_u64(m->pass.dropout_key, (uint64_t)stream);
@@ -404,6 +420,7 @@ static struct block layer(struct model *m, int64_t l)
         .host_experts = &m->weights.host,
         .cache = m->pass.cache ? &m->pass.cache->layers[l] : NULL,
         .decode = m->pass.cache && m->pass.decode,
+        .group_cu = m->group_cu,
         .given_experts = !m->referring && m->choices.use == CHOICES_GIVEN,
         .save_ffn = m->pass.backward && m->acts.save.groups[l] & SAVE_FFN,
         .ep = m->par.ep,
@@ -497,23 +514,32 @@ static bool repeats(const struct model *m)
            !m->arch.compress.q_lora;
 }
 
-/* Where the tensors of cache, adapters and recorded choices are. */
+static uint64_t hash_words(uint64_t hash, const void *p, size_t bytes) /* FNV-1a, by words */
+{
+    for (size_t at = 0; at + 8 <= bytes; at += 8) {
+        uint64_t word;
+        memcpy(&word, (const char *)p + at, 8);
+        hash = (hash ^ word) * 0x100000001b3;
+    }
+    return hash;
+}
+
+/* Where the tensors of cache, adapters and recorded choices are; the number of tokens of each adapter where products of
+ * latent attention are made for each. */
 static uint64_t places_of(const struct model *m)
 {
     const struct cache *c = m->pass.cache;
-    const struct adapters *ad = m->pass.adapters ? m->pass.adapters : &m->adapters;
-    const struct {
-        const void *p;
-        size_t bytes;
-    } parts[] = {{&m->choices.idx.data, sizeof(m->choices.idx.data)},
-                 {c->layers, (size_t)c->n_layer * sizeof(*c->layers)},
-                 {ad->layers, (size_t)m->arch.n_layer * sizeof(*ad->layers)}};
-    uint64_t hash = 0xcbf29ce484222325; /* FNV-1a, by words */
-    for (int i = 0; i < MT_LEN(parts); i++)
-        for (size_t at = 0; at + 8 <= parts[i].bytes; at += 8) {
-            uint64_t word;
-            memcpy(&word, (const char *)parts[i].p + at, 8);
-            hash = (hash ^ word) * 0x100000001b3;
+    const struct lora_layer *layers = pass_adapters(m)->layers;
+    uint64_t hash = hash_words(0xcbf29ce484222325, &m->choices.idx.data, sizeof(m->choices.idx.data));
+    hash = hash_words(hash, c->layers, (size_t)c->n_layer * sizeof(*c->layers));
+    hash = hash_words(hash, layers, (size_t)m->arch.n_layer * sizeof(*layers));
+    if (!m->group_cu) return hash;
+    for (const struct lora_layer *l = layers; l < layers + m->arch.n_layer; l++)
+        for (int i = 0; i < LAYER_PRODUCTS; i++) {
+            const struct lora_set *set = l->of[i].rows.set;
+            if (set) hash = hash_words(hash, set->of, (size_t)set->n * sizeof(*set->of));
+            for (int g = 0; set && m->arch.mla.kv_lora && g < set->n; g++)
+                hash = (hash ^ (uint64_t)m->group_cu[g + 1]) * 0x100000001b3;
         }
     return hash;
 }
@@ -563,6 +589,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->label_row = push_indices(m, b->label_row, b->n_label);
     m->label_id = push_indices(m, b->label_id, b->n_label);
     push_seqs(m, b);
+    push_groups(m, b);
     m->kl = (struct teacher){.alpha = 0};
     if (of_pass(m)->begin) of_pass(m)->begin(m, b);
     push_aux(m, b->n_tok);

@@ -78,6 +78,8 @@ struct model_batch {
     int64_t n_tok, n_seq, n_label, max_len; /* max_len: longest document, tokens in pass.cache included */
     const int32_t *tok, *pos, *cu;          /* [n_tok], [n_tok], [n_seq+1] */
     const int32_t *label_row, *label_id;    /* [n_label] */
+    const int32_t *group_cu;                /* [n+2] of passes with n adapters (layers/lora_rows.h): the tokens of
+                                             * each, then those without one, begin there; or NULL */
     const uint16_t *choices;                /* [n_tok, choices_layers, J], of CHOICES_GIVEN (choices_push) */
     const int32_t *topk_id;                 /* [n_label, distill.n_top], of DISTILL_ROWS (struct teacher) */
     const float *topk_logprob;
@@ -176,6 +178,8 @@ struct model {
     struct choices choices;
     struct seqs seqs;
     struct tensor tok, pos, label_row, label_id;
+    struct tensor group; /* [T] i32 of struct lora_rows, in passes that decode */
+    const int32_t *group_cu;
     struct site_acts end; /* of several streams, before the final norm */
     struct tensor dres;   /* [T, D], with N streams [T, N*D]: gradient of a layer's output in the backward pass */
     int64_t loss_mark;    /* what follows is released when the backward pass has read it */

@@ -1,5 +1,5 @@
-/* linear.c - a frozen dense projection with bias, residual and an adapter of up to three segments; DoRA; a
- * block-diagonal product.
+/* linear.c - a frozen dense projection with bias, residual and an adapter of up to three segments; adapters of several
+ * sequences; DoRA; a block-diagonal product.
  *
  * gemm.c tiles the product with W. The adapter's products run over blocks of rows (ROWS). Its gradients, which sum over
  * all rows, run over blocks of columns (COLS): two threads never add to the same sum. */
@@ -79,6 +79,34 @@ void CPU(linear_fwd)(struct device *dev, struct tensor y, struct tensor xa, stru
         }
     }
     arena_release(&dev->work, mark);
+}
+
+/* Adds the adapter l, of experts that of expert e, to row y. */
+static void add_member(const struct device *dev, real *y, real *xa, const real *x, const struct lora *l, int64_t e)
+{
+    const struct tensor a = l->a, b = l->b;
+    const int64_t n_in = a.shape[a.ndim - 1];
+    const real *of_b = data_of(b) + e * b.shape[b.ndim - 2] * b.ld;
+    gemm_rows(dev, 1, l->n_seg * l->r, n_in, 1, x, n_in, data_of(a) + e * a.shape[a.ndim - 2] * a.ld, a.ld, 0, xa,
+              l->n_seg * l->r);
+    for (int s = 0; s < l->n_seg; of_b += l->seg_cols[s++] * b.ld)
+        gemm_rows(dev, 1, l->seg_cols[s], l->r, (real)l->scale[s], xa + s * l->r, l->r, of_b, b.ld, 1,
+                  y + l->seg_first[s], l->seg_cols[s]);
+}
+
+void CPU(lora_rows)(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *proj,
+                    const struct route *r, bool by_token)
+{
+    const struct lora_set *set = proj->rows.set;
+    const int32_t *group = proj->rows.group.data, *slots = r ? r->row_slot.data : NULL, *idx = r ? r->idx.data : NULL;
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t m = 0; m < y.shape[0]; m++) {
+        const int64_t slot = r ? slots[m] : m, t = r ? slot / r->idx.shape[1] : m;
+        const struct lora *l = &set->of[group[t]];
+        if (group[t] == set->n || !l->r) continue;
+        add_member(dev, real_row(y, m), real_row(xa, m), real_row(x, by_token ? t : m), l, r ? idx[slot] : 0);
+    }
 }
 
 /* Rows t .. t+n-1 of dxa = scale * dy B, and of dx += dropout(dxa A) where dx is needed. */

@@ -45,6 +45,17 @@ struct lora_grad {
     struct tensor a, b;
 };
 
+/* Decoding with several adapters: token t has adapter group[t] of the set, none where group[t] is n. */
+enum { LORA_SET = 8 };
+struct lora_set {
+    int n;
+    struct lora of[LORA_SET]; /* not merged, without dropout; r 0: the matrix has no adapter */
+};
+struct lora_rows {
+    const struct lora_set *set; /* NULL: all tokens have lora */
+    struct tensor group;        /* [T] i32, 0 to n */
+};
+
 /* DoRA (arXiv:2402.09353) of a dense projection: y = m / |W + scale B A| (W x + scale B A x) + bias, where |.| is the
  * norm of each row and has no gradient. m and norm have a value for each row of lora.b. */
 struct dora {
@@ -89,6 +100,7 @@ struct proj {
     struct weight w;    /* [out, in]; experts [E, out, in] */
     struct tensor bias; /* [out] f32, experts [E, out]; or absent */
     struct lora lora;
+    struct lora_rows rows; /* in place of lora; applied by lora_rows alone */
     struct lora_grad grad;
     struct dora dora; /* applied by dora_fwd and dora_bwd alone */
     struct proj_quant quant;
@@ -153,6 +165,12 @@ typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa
 /* dx = dy W + LoRA; proj->grad +=.  dx [T,in] act = (absent: not computed), dy [T,out] act */
 typedef void linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
                            const struct proj *proj);
+
+/* The adapters of proj->rows, after a product without one: y[m] += scale (x[m] A^T) B^T. Without a route m is a token.
+ * With one, rows are in expert order, A and B those of the row's expert, and x [M,in] or, with by_token, [T,in].
+ * y [M,out] act +=, xa [M, W] act: scratch, W >= n_seg*R of every adapter */
+typedef void lora_rows_fn(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
+                          const struct proj *proj, const struct route *r, bool by_token);
 
 /* DoRA, beside the products above. norm [rows of b] stat = |W + scale B A| of each row, from lora.master_a, master_b.
  */
@@ -665,7 +683,7 @@ typedef void dev_recording_fn(void *recording);
 /* clang-format off */
 #define OPS(X) \
     X(embed_fwd) X(embed_noise) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
-    X(scale) X(row_norm) X(dora_fwd) X(dora_bwd) X(answer_sums) X(preference) X(scale_labels) \
+    X(lora_rows) X(scale) X(row_norm) X(dora_fwd) X(dora_bwd) X(answer_sums) X(preference) X(scale_labels) \
     X(linear_policy) X(policy) X(policy_sum) X(scale_rows) \
     X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
     X(mla_qkv_fwd) X(mla_qkv_bwd) X(mla_absorb) X(mla_values) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) \

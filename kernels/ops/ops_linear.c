@@ -1,4 +1,5 @@
-/* ops_linear.c - the wrappers op_* of embedding, norm, dense projection, activation and residual. */
+/* ops_linear.c - the wrappers op_* of embedding, norm, dense projection, adapters of several sequences, activation and
+ * residual. */
 #include "kernels/ops/ops_proj.h"
 
 /* An adapter on a dense [out, in] matrix, and its saved product xa. */
@@ -116,6 +117,47 @@ void op_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struc
     moves_grad(dev, proj);
     RUN(w->n_out, linear_bwd, dx, dy, x, xa, proj);
     round_act(dev, dx);
+}
+
+/* One adapter of a set: on a dense matrix, or on every expert. */
+static void want_member(struct device *dev, const struct lora *l, const struct weight *w, struct tensor xa)
+{
+    const bool dense = w->n_exp == 1;
+    int64_t rows = 0;
+    if (!l->r) return;
+    MT_REQUIRE(!l->merged && l->dropout <= 0 && l->n_seg >= 1 && l->n_seg <= (dense ? 3 : 1) &&
+                   xa.shape[1] >= l->n_seg * l->r,
+               "an adapter of a set: %d segments of rank %lld, room for %lld", l->n_seg, (long long)l->r,
+               (long long)xa.shape[1]);
+    for (int s = 0; s < l->n_seg; rows += l->seg_cols[s++])
+        MT_REQUIRE(l->seg_first[s] >= 0 && l->seg_cols[s] >= 0 && l->seg_first[s] <= w->n_out - l->seg_cols[s],
+                   "adapter of a set: segment %d", s);
+    if (dense) {
+        WANT(l->a, dev->act_dtype, l->n_seg * l->r, w->n_in);
+        WANT(l->b, dev->act_dtype, rows, l->r);
+    } else {
+        WANT(l->a, dev->act_dtype, w->n_exp, l->r, w->n_in);
+        WANT(l->b, dev->act_dtype, w->n_exp, w->n_out, l->r);
+    }
+}
+
+void op_lora_rows(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *proj,
+                  const struct route *r, bool by_token)
+{
+    const struct weight *w = &proj->w;
+    const struct lora_set *set = proj->rows.set;
+    const int64_t n_row = y.shape[0], n_tok = proj->rows.group.shape[0];
+    MT_REQUIRE(set && set->n >= 1 && set->n <= LORA_SET && !r == (w->n_exp == 1) && (r || !by_token),
+               "a set of adapters");
+    WANT(y, dev->act_dtype, n_row, w->n_out);
+    WANT(x, dev->act_dtype, by_token ? n_tok : n_row, w->n_in);
+    WANT(xa, dev->act_dtype, n_row, xa.shape[1]);
+    WANT(proj->rows.group, DT_I32, r ? r->idx.shape[0] : n_row);
+    for (int g = 0; g < set->n; g++) want_member(dev, &set->of[g], w, xa);
+    count_gemm(dev, n_row, xa.shape[1], w->n_in + w->n_out); /* at most */
+    MOVES(dev, y, y, xa, x);
+    RUN(0, lora_rows, y, xa, x, proj, r, by_token);
+    round_act(dev, y);
 }
 
 static void want_dora(struct device *dev, const struct proj *p)

@@ -2,6 +2,9 @@
 #include "model/layers/experts.h"
 
 #include "model/layers/input_quant.h"
+#include "model/layers/lora_rows.h"
+
+static const struct tensor absent = {0};
 
 static struct tensor push(const struct block *b, int64_t rows, int64_t cols)
 {
@@ -17,8 +20,23 @@ static void up_fwd(const struct block *b, struct layer_acts *s, struct tensor ac
     struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&b->dev->work);
     const struct tensor x = input_quant_fwd(b->dev, &b->w->up, s->ffn_norm);
-    op_moe_up_fwd(b->dev, act, m->pre, m->up_xa, x, &m->route, &b->w->up, &b->a->glu);
+    struct proj base;
+    const struct proj *up = lora_rows_base(&base, &b->w->up);
+    op_moe_up_fwd(b->dev, act, m->pre, up->lora.r ? m->up_xa : absent, x, &m->route, up, &b->a->glu);
+    if (up == &base) {
+        op_lora_rows(b->dev, m->pre, m->up_xa, x, &b->w->up, &m->route, true);
+        op_glu_fwd(b->dev, act, m->pre, absent, &b->a->glu);
+    }
     arena_release(&b->dev->work, mark);
+}
+
+static void down_fwd(const struct block *b, const struct layer_acts *s, struct tensor e, struct tensor act)
+{
+    const struct moe_acts *m = &s->moe;
+    struct proj base;
+    const struct proj *down = lora_rows_base(&base, &b->w->down);
+    op_moe_down_fwd(b->dev, e, down->lora.r ? m->down_ha : absent, act, &m->route, down);
+    if (down == &base) op_lora_rows(b->dev, e, m->down_ha, act, &b->w->down, &m->route, false);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -29,7 +47,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     /* 1 up      */ up_fwd(b, s, act);
     struct tensor e = push(b, n, arch_expert_cols(b->a));
     input_quant_act(b->dev, &b->w->down, act, s->moe.pre, &b->a->glu);
-    /* 2 down    */ op_moe_down_fwd(b->dev, e, s->moe.down_ha, act, &s->moe.route, &b->w->down);
+    /* 2 down    */ down_fwd(b, s, e, act);
     /* 3 combine */ op_moe_combine_fwd(b->dev, y, s->ffn_res, e, &s->moe.route);
     arena_release(&b->dev->work, mark);
 }

@@ -1,7 +1,9 @@
-/* linear.c - the product with a dense projection, with a quantised input or with DoRA. */
+/* linear.c - the product with a dense projection, with a quantised input, with DoRA or with adapters of several
+ * sequences. */
 #include "model/layers/linear.h"
 
 #include "model/layers/input_quant.h"
+#include "model/layers/lora_rows.h"
 
 static const struct tensor absent = {0};
 
@@ -17,7 +19,11 @@ void linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct te
                 struct tensor res)
 {
     const int64_t mark = arena_mark(&dev->work);
-    if (p->dora.m.ndim) {
+    if (p->rows.set) {
+        const struct proj base = lora_rows_one(p, p->rows.set->n);
+        op_linear_fwd(dev, y, absent, x, &base, res);
+        op_lora_rows(dev, y, xa, x, p, NULL, false);
+    } else if (p->dora.m.ndim) {
         direction(dev, y, xa, x, p);
         op_dora_fwd(dev, y, p, res);
     } else {

@@ -9,6 +9,7 @@
 
 #include "model/layers/input_quant.h"
 #include "model/layers/linear.h"
+#include "model/layers/lora_rows.h"
 #include "model/layer.h"
 
 static const struct tensor absent = {0};
@@ -231,13 +232,41 @@ static void prefill(const struct block *b, struct layer_acts *s, struct tensor y
     store(b, s);
 }
 
+/* The tokens of group g, all of them without groups; false: no more groups. */
+static bool group_at(const struct block *b, int g, int64_t n_tok, int64_t *first, int64_t *n)
+{
+    const struct lora_set *set = b->w->mla.kv_b.rows.set;
+    if (g > (set ? set->n : 0)) return false;
+    *first = set ? b->group_cu[g] : 0;
+    *n = set ? b->group_cu[g + 1] - *first : n_tok;
+    return true;
+}
+
+static void absorb(const struct block *b, struct tensor wide, struct tensor q, const struct mla_shape *shape)
+{
+    int64_t at, n;
+    for (int g = 0; group_at(b, g, q.shape[0], &at, &n); g++) {
+        const struct proj kv_b = lora_rows_one(&b->w->mla.kv_b, g);
+        op_mla_absorb(b->dev, tensor_rows(wide, at, n), tensor_rows(q, at, n), tensor_rows(b->pos, at, n), &kv_b,
+                      shape);
+    }
+}
+
+static void values(const struct block *b, struct tensor o, struct tensor z, const struct mla_shape *shape)
+{
+    int64_t at, n;
+    for (int g = 0; group_at(b, g, z.shape[0], &at, &n); g++) {
+        const struct proj kv_b = lora_rows_one(&b->w->mla.kv_b, g);
+        op_mla_values(b->dev, tensor_rows(o, at, n), tensor_rows(z, at, n), &kv_b, shape);
+    }
+}
+
 static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct device *dev = b->dev;
     struct arena *work = &dev->work;
     const struct arch *a = b->a;
     const struct mla_shape shape = shape_of(a);
-    const struct proj *kv_b = &b->w->mla.kv_b;
     struct attn_shape one = attention_of(b); /* of all heads to the latents */
     const int64_t n_tok = s->x.shape[0], mark = arena_mark(work);
     const struct tensor q = project(b, s);
@@ -248,9 +277,9 @@ static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
     one.value_dim = a->mla.kv_lora;
     /* 4 rope */ rotate(b, q, n_head(a));
     store(b, s);
-    op_mla_absorb(dev, wide, q, b->pos, kv_b, &shape);
+    absorb(b, wide, q, &shape);
     /* 5 attn */ op_attn_decode(dev, z, wide, &b->cache->rows[0], absent, b->pos, b->seqs, &one);
-    op_mla_values(dev, s->mla.o, z, kv_b, &shape);
+    values(b, s->mla.o, z, &shape);
     output(b, s, y);
     arena_release(work, mark);
 }

@@ -1,5 +1,5 @@
 /* test_ops_dora.c - DoRA: norms of the rows of W + scale B A, the scaled product and its gradients, against the
- * definition and finite differences; the GPU against the CPU. */
+ * definition and finite differences; adapters of several sequences; the GPU against the CPU. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -170,18 +170,149 @@ static void precision_threads_measure(void **state)
     for (int i = 2; i < MT_LEN(gpu_shapes); i++) op_check_case(run, &gpu_shapes[i], 2e-6);
 }
 
+/* ---- adapters of several sequences ---- */
+
+/* n_exp 1: a dense matrix. Adapter g has rank r[g], and one segment fewer than the one before. */
+struct several {
+    int64_t n_tok, n_in, n_out, n_exp, top_k;
+    bool by_token;
+    int n;
+    int64_t r[3];
+};
+static const struct several several[] = {
+    {9, 24, 40, 1, 1, false, 3, {8, 16, 0}},   {0, 8, 8, 1, 1, false, 1, {8}},
+    {7, 16, 24, 3, 2, true, 2, {8, 24}},       {7, 16, 24, 3, 2, false, 2, {0, 8}},
+    {130, 264, 520, 1, 1, false, 2, {16, 64}}, {41, 512, 264, 8, 4, true, 3, {8, 8, 16}},
+    {5, 32, 16, 4, 1, true, 1, {8}},           {5, 32, 16, 4, 1, false, 1, {8}},
+};
+
+static struct lora member(const struct device *dev, const struct several *s, int g)
+{
+    const int64_t r = s->r[g];
+    struct lora l = {.r = r, .n_seg = s->n_exp > 1 ? 1 : 3 - g, .scale = {1.5f, 0.75f, 2.25f}};
+    int64_t rows = 0;
+    if (!r) return (struct lora){.r = 0};
+    for (int i = 0; i < l.n_seg; rows += l.seg_cols[i++]) {
+        l.seg_cols[i] = s->n_exp > 1 ? s->n_out : s->n_out / 4;
+        l.seg_first[i] = s->n_exp > 1 ? 0 : i * s->n_out / 4 + s->n_out / 8;
+    }
+    const uint64_t stream = 20 + 2 * (uint64_t)g;
+    l.a = s->n_exp > 1 ? make_random(dev->act_dtype, stream, 0.5, s->n_exp, r, s->n_in)
+                       : make_random(dev->act_dtype, stream, 0.5, l.n_seg * r, s->n_in, -1);
+    l.b = s->n_exp > 1 ? make_random(dev->act_dtype, stream + 1, 0.5, s->n_exp, rows, r)
+                       : make_random(dev->act_dtype, stream + 1, 0.5, rows, r, -1);
+    return l;
+}
+
+/* Token t uses the experts t, t + 1 .. modulo E, in ascending order. */
+static struct route route_of(const struct several *s)
+{
+    const int64_t n = s->n_tok * s->top_k;
+    int32_t *idx = mem_array(MT_MAX(n, 1), sizeof(*idx)), *slot = mem_array(MT_MAX(n, 1), sizeof(*slot)), at = 0;
+    for (int64_t t = 0; t < s->n_tok; t++)
+        for (int64_t e = 0, j = 0; e < s->n_exp; e++)
+            if ((e - t % s->n_exp + s->n_exp) % s->n_exp < s->top_k) idx[t * s->top_k + j++] = (int32_t)e;
+    for (int32_t e = 0; e < s->n_exp; e++)
+        for (int32_t i = 0; i < n; i++)
+            if (idx[i] == e) slot[at++] = i;
+    const struct tensor flat = make_i32(idx, n);
+    const struct route r = {.idx = tensor_2d(flat.data, DT_I32, s->n_tok, s->top_k), .row_slot = make_i32(slot, n)};
+    mem_free(idx);
+    mem_free(slot);
+    return r;
+}
+
+struct beside {
+    struct proj proj;
+    struct lora_set set;
+    struct route route;
+    struct tensor x, y, xa;
+};
+
+static void make_beside(struct beside *b, struct device *dev, const struct several *s)
+{
+    const struct weight_packing packing = {WF_BF16, 64, false};
+    const int64_t n_row = s->n_tok * s->top_k;
+    int32_t group[256], most = 1;
+    *b = (struct beside){.proj.w = make_packed(packing, 1, 0.3, s->n_exp, s->n_out, s->n_in), .set.n = s->n};
+    for (int64_t t = 0; t < s->n_tok; t++) group[t] = (int32_t)(t % (s->n + 1));
+    for (int g = 0; g < s->n; g++) {
+        b->set.of[g] = member(dev, s, g);
+        most = MT_MAX(most, (int32_t)(b->set.of[g].n_seg * s->r[g]));
+    }
+    b->route = route_of(s);
+    b->proj.rows = (struct lora_rows){&b->set, make_i32(group, s->n_tok)};
+    b->x = make_random(dev->act_dtype, 2, 1, s->by_token ? s->n_tok : n_row, s->n_in, -1);
+    b->y = make_random(dev->act_dtype, 3, 1, n_row, s->n_out, -1);
+    b->xa = make_empty(dev->act_dtype, n_row, most, -1);
+    op_lora_rows(dev, b->y, b->xa, b->x, &b->proj, s->n_exp > 1 ? &b->route : NULL, s->by_token);
+}
+
+static void run_beside(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct beside b;
+    make_beside(&b, dev, params);
+    o->out[o->n++] = b.y;
+}
+
+/* scale (x A^T) B^T of a row and a column of the output. */
+static double of_member(const struct beside *b, const struct several *s, const struct lora *l, int64_t e, int64_t from,
+                        int64_t col)
+{
+    int segment;
+    const int64_t row = l->r ? row_of(l, col, &segment) : -1, of_b = l->r ? l->b.shape[l->b.ndim - 2] : 0;
+    double sum = 0;
+    for (int64_t k = 0; k < l->r && row >= 0; k++) {
+        double xa = 0;
+        for (int64_t i = 0; i < s->n_in; i++)
+            xa += value_at(b->x, from * s->n_in + i) *
+                  value_at(l->a, ((e * l->n_seg + segment) * l->r + k) * s->n_in + i);
+        sum += (double)l->scale[segment] * xa * value_at(l->b, (e * of_b + row) * l->r + k);
+    }
+    return sum;
+}
+
+static void rows_have_their_adapters(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(several); i++) {
+        const struct several *s = &several[i];
+        struct device dev;
+        struct beside b;
+        op_check_begin(&dev, true);
+        make_beside(&b, &dev, s);
+        const struct tensor before = make_random(dev.act_dtype, 3, 1, s->n_tok * s->top_k, s->n_out, -1);
+        for (int64_t m = 0; m < s->n_tok * s->top_k; m += 1 + m / 20) {
+            const int64_t slot = s->n_exp > 1 ? (int64_t)value_at(b.route.row_slot, m) : m, t = slot / s->top_k;
+            const int64_t e = s->n_exp > 1 ? (int64_t)value_at(b.route.idx, slot) : 0;
+            const struct lora none = {.r = 0}, *l = t % (s->n + 1) < s->n ? &b.set.of[t % (s->n + 1)] : &none;
+            for (int64_t c = 0; c < s->n_out; c++)
+                assert_close(value_at(b.y, m * s->n_out + c),
+                             value_at(before, m * s->n_out + c) + of_member(&b, s, l, e, s->by_token ? t : m, c),
+                             1e-10);
+        }
+        op_check_end(&dev);
+        op_check_case(run_beside, s, 2e-6);
+    }
+}
+
 static void on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(several); i++) op_check_cuda(run_beside, &several[i]);
     for (int i = 0; i < MT_LEN(gpu_shapes); i++) op_check_cuda(run, &gpu_shapes[i]);
 }
 
 int test_ops_dora(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(is_the_definition),         cmocka_unit_test(gradients),  cmocka_unit_test(rows_of_zeros),
-        cmocka_unit_test(precision_threads_measure), cmocka_unit_test(on_the_gpu),
+        cmocka_unit_test(is_the_definition),
+        cmocka_unit_test(gradients),
+        cmocka_unit_test(rows_of_zeros),
+        cmocka_unit_test(precision_threads_measure),
+        cmocka_unit_test(rows_have_their_adapters),
+        cmocka_unit_test(on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_dora", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* test_engine.c - many requests at once: any order of arrival, with waiting, chunks, shared prompts and cancelled
- * requests, gives the tokens and log-probabilities of one sequence at a time; stop strings; log-probabilities of
- * prompts; what is refused. */
+/* test_engine.c - many requests at once: any order of arrival, with waiting, chunks, shared prompts, cancelled requests
+ * and different adapters in a pass, gives the tokens and log-probabilities of one sequence at a time; stop strings;
+ * log-probabilities of prompts; what is refused. */
 #include <math.h>
 #include <string.h>
 
@@ -20,13 +20,36 @@ enum {
 struct bed {
     struct config cfg;
     struct run run;
+    char other[MT_PATH]; /* an adapter that engines load, as number ENGINE_BASE + 1; "": none */
 };
+
+/* The adapter with another alpha. */
+static void make_other(struct bed *b, const char *adapter)
+{
+    static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
+    char from[MT_PATH], to[MT_PATH];
+    struct err err = {.msg = ""};
+    int64_t size;
+    snprintf(b->other, sizeof(b->other), "%s", scratch_dir());
+    for (int i = 0; i < MT_LEN(names); i++) {
+        snprintf(from, sizeof(from), "%s/%s/%s", b->cfg.model.path, adapter, names[i]);
+        snprintf(to, sizeof(to), "%s/%s", b->other, names[i]);
+        char *data = file_read(from, 1 << 24, &size, &err), *alpha = NULL;
+        if (!data) fail_msg("%s", err.msg);
+        if (i == 0) alpha = strstr(data, "\"lora_alpha\": ");
+        if (alpha) alpha[14] = alpha[14] == '8' ? '2' : '8';
+        assert_true(i || alpha);
+        if (file_write_atomic(to, data, size, &err)) fail_msg("%s", err.msg);
+        mem_free(data);
+    }
+}
 
 static void bed_open(struct bed *b, const char *model, const char *adapter)
 {
     struct err err = {.msg = ""};
     struct dataset_options opt;
     char dir[MT_PATH];
+    b->other[0] = 0;
     config_defaults(&b->cfg);
     snprintf(b->cfg.model.path, sizeof(b->cfg.model.path), "%s", fixture(model));
     snprintf(b->cfg.lora.targets, sizeof(b->cfg.lora.targets), "q_proj");
@@ -138,7 +161,7 @@ static struct engine *open_engine(struct bed *b, int64_t n_seq, int64_t cache_to
         .n_seq = n_seq, .max_len = MAX_LEN, .n_tok = PLANNED, .chunk = 16, .cache_tok = cache_tok, .routing = true};
     struct err err;
     struct engine *e = engine_open(&b->run, &opt, &err);
-    if (!e) fail_msg("%s", err.msg);
+    if (!e || (b->other[0] && engine_load_adapter(e, b->other, &err) != ENGINE_BASE + 1)) fail_msg("%s", err.msg);
     return e;
 }
 
@@ -188,6 +211,7 @@ static void all_at_once(struct bed *b, struct case_of *c, uint64_t turn, int64_t
         assert_true(s.n_running <= n_seq && s.used <= 1);
     }
     assert_close(engine_stats(e).used, 0, 0);
+    assert_true(n_seq == 2 || engine_stats(e).n_beside > 100);
     for (int i = 0; i < MT_LEN(groups); i++) assert_int_equal(groups[i].n_seq, 0);
     engine_close(e);
 }
@@ -261,11 +285,14 @@ static void any_order_gives_the_same(void **state)
     for (int m = 0; m < MT_LEN(models); m++) {
         struct bed b;
         bed_open(&b, models[m].model, models[m].adapter);
+        make_other(&b, models[m].adapter);
         struct case_of *want = mem_array(N, sizeof(*want)), *got = mem_array(N, sizeof(*got));
         int64_t ended[8] = {0};
         for (int i = 0; i < N; i++) {
             make_case(&want[i], (uint64_t)i, &b.run.arch);
+            if (i % 5 == 4) want[i].q.adapter = ENGINE_BASE + 1;
             make_case(&got[i], (uint64_t)i, &b.run.arch);
+            got[i].q.adapter = want[i].q.adapter;
         }
         one_at_a_time(&b, want);
         compare_with_training(&b, want);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "model/layers/dora.h"
+#include "model/layers/lora_rows.h"
 #include "train/adapter/peft.h"
 #include "train/generate/answer.h"
 
@@ -58,7 +59,11 @@ struct engine {
     int adapter, n_adapter;  /* adapter: of the last pass */
     struct adapters none;
     struct loaded *loaded; /* [n_adapter - ENGINE_LOADED] */
-    int64_t n_wait;        /* passes since a prompt could have begun */
+    struct lora_beside beside;
+    bool beside_fits;
+    int turn[LORA_SET + 1], n_turn; /* adapters of the pass, the base model last; n_turn 1: no others beside it */
+    int32_t turn_cu[LORA_SET + 2];
+    int64_t n_wait; /* passes since a prompt could have begun */
     struct engine_stats stats;
 
     /* the pass */
@@ -162,6 +167,7 @@ static void free_request(struct request *q)
 static void free_loaded(struct engine *e, int adapter)
 {
     struct loaded *l = &e->loaded[adapter - ENGINE_LOADED];
+    lora_rows_forget(&e->beside);
     if (l->used) e->run->dev.ops->free(l->arena.base);
     adapters_free(&l->adapters);
     *l = (struct loaded){.used = false};
@@ -177,6 +183,7 @@ void engine_close(struct engine *e)
     }
     for (int i = ENGINE_LOADED; i < e->n_adapter; i++) free_loaded(e, i);
     mem_free(e->loaded);
+    lora_rows_free(&e->beside);
     cache_close(&e->cache);
     arena_release(&e->run->dev.work, e->mark);
     void *const all[] = {e->none.layers, e->live, e->drawn,  e->rows,  e->tok,    e->pos,    e->cu,
@@ -186,6 +193,20 @@ void engine_close(struct engine *e)
 }
 
 /* ---- adapters ---- */
+
+static const struct adapters *adapters_of(const struct engine *e, int adapter)
+{
+    if (adapter == ENGINE_OWN) return &e->run->model.adapters;
+    return adapter == ENGINE_BASE ? &e->none : &e->loaded[adapter - ENGINE_LOADED].adapters;
+}
+
+/* Whether a pass has its sequences beside those with other adapters. */
+static bool joins(const struct engine *e, int adapter)
+{
+    const struct run *r = e->run;
+    return r->model.par.ep->world == 1 && !r->cfg->quant.weights && !r->cfg->quant.activations &&
+           lora_rows_takes(adapters_of(e, adapter), r->arch.n_layer);
+}
 
 /* Work memory of the activations of a pass with these adapters. */
 static int64_t acts_bytes(struct engine *e, const struct adapters *ad)
@@ -234,9 +255,14 @@ int engine_load_adapter(struct engine *e, const char *dir, struct err *err)
         e->loaded = mem_grow(e->loaded, at - ENGINE_LOADED, at - ENGINE_LOADED + 1, sizeof(*e->loaded));
         e->n_adapter++;
     }
-    if (!fill_loaded(e, &e->loaded[at - ENGINE_LOADED], dir, err)) return at;
-    free_loaded(e, at);
-    return -1;
+    lora_rows_forget(&e->beside);
+    if (fill_loaded(e, &e->loaded[at - ENGINE_LOADED], dir, err)) {
+        free_loaded(e, at);
+        return -1;
+    }
+    if (!joins(e, at) && e->opt.n_seq > 1)
+        log_info("%s: its sequences decode in separate passes, not beside those with other adapters", dir);
+    return at;
 }
 
 int engine_drop_adapter(struct engine *e, int adapter, struct err *err)
@@ -547,17 +573,71 @@ static bool prompts_wait(struct engine *e, int adapter)
     return wait;
 }
 
-/* The work of an adapter, if it has some. *decode: some sequences have tokens in the cache. */
+static bool decodes(const struct engine *e, int adapter)
+{
+    for (int64_t i = 0; i < e->n_live; i++)
+        if (e->live[i].r->rules.q.adapter == adapter) return true;
+    for (const struct request *q = e->first; q; q = q->next)
+        if (q->shared >= 0 && q->rules.q.adapter == adapter && cache_len(&e->cache, q->shared) && !is_prefilled(e, q))
+            return true;
+    return false;
+}
+
+/* The adapter, and those whose sequences decode beside its own. */
+static void choose_beside(struct engine *e, int adapter)
+{
+    const struct adapters *of[LORA_SET];
+    int n = 0;
+    bool base = false;
+    e->turn[0] = adapter;
+    e->n_turn = 1;
+    if (!decodes(e, adapter) || !joins(e, adapter)) return;
+    for (int i = 0; i < e->n_adapter; i++) {
+        const int other = (adapter + i) % e->n_adapter;
+        if (!decodes(e, other) || !joins(e, other)) continue;
+        base |= other == ENGINE_BASE;
+        if (other == ENGINE_BASE || n == LORA_SET) continue;
+        e->turn[n] = other;
+        of[n++] = adapters_of(e, other);
+    }
+    if (n + base < 2) {
+        e->turn[0] = adapter;
+        return;
+    }
+    if (lora_rows_fill(&e->beside, &e->run->arch, of, n))
+        e->beside_fits = acts_bytes(e, &e->beside.wide) <= acts_bytes(e, &e->run->model.adapters);
+    if (!e->beside_fits) {
+        e->turn[0] = adapter;
+        return;
+    }
+    e->turn[n] = ENGINE_BASE;
+    e->n_turn = n + 1;
+    e->stats.n_beside++;
+}
+
+static void push_decoding(struct engine *e, int adapter)
+{
+    choose_beside(e, adapter);
+    for (int i = 0; i < e->n_turn; i++) {
+        e->turn_cu[i] = (int32_t)e->n_tok;
+        push_samples(e, e->turn[i]);
+        push_prompts(e, e->turn[i], true);
+    }
+    e->turn_cu[e->n_turn] = (int32_t)e->n_tok;
+}
+
+/* The work of an adapter, if it has some; beside it that of others that decode. *decode: some sequences have tokens in
+ * the cache. */
 static bool fill_pass(struct engine *e, int adapter, bool *decode)
 {
     *decode = false;
+    e->n_turn = 1;
     clear_pass(e);
     const bool wait = prompts_wait(e, adapter);
     if (!wait) push_prompts(e, adapter, false);
     if (e->n_tok) return true;
     *decode = true;
-    push_samples(e, adapter);
-    push_prompts(e, adapter, true);
+    push_decoding(e, adapter);
     if (wait && !e->n_tok) { /* only others decode */
         *decode = false;
         push_prompts(e, adapter, false);
@@ -643,12 +723,6 @@ static void read_routing(struct engine *e)
     }
 }
 
-static const struct adapters *adapters_of(const struct engine *e)
-{
-    if (e->adapter == ENGINE_OWN) return NULL;
-    return e->adapter == ENGINE_BASE ? &e->none : &e->loaded[e->adapter - ENGINE_LOADED].adapters;
-}
-
 static void run_pass(struct engine *e, bool decode)
 {
     struct run *r = e->run;
@@ -659,6 +733,7 @@ static void run_pass(struct engine *e, bool decode)
                             .tok = e->tok,
                             .pos = e->pos,
                             .cu = e->cu,
+                            .group_cu = e->n_turn > 1 ? e->turn_cu : NULL,
                             .label_row = label_row,
                             .label_id = label_id};
     for (int64_t i = 0; i < e->n_label; i++) label_row[i] = e->labels[i].row, label_id[i] = e->labels[i].id;
@@ -667,7 +742,9 @@ static void run_pass(struct engine *e, bool decode)
                                     .cache_seq = e->seq,
                                     .decode = decode,
                                     .unquantised = r->model.qat.waiting,
-                                    .adapters = adapters_of(e),
+                                    .adapters = e->n_turn > 1              ? &e->beside.wide
+                                                : e->adapter == ENGINE_OWN ? NULL
+                                                                           : adapters_of(e, e->adapter),
                                     .choices = e->records ? CHOICES_RECORDED : CHOICES_OWN};
     r->dev.steady_rows = true;
     model_begin(&r->model, &b, &pass);

@@ -6,7 +6,9 @@
  * begin in their order, except that of waiting groups the one with the fewest sequences begins first, and that a
  * request without room lets some later ones begin. So a sample that has begun always finishes; none is computed twice.
  *
- * A pass has one adapter, or the base model alone: requests for different adapters take turns, pass by pass.
+ * Sequences with different adapters, and those with the base model, decode in one pass: up to LORA_SET adapters. Those
+ * with DoRA, and all with expert parallelism or fake quantisation, take turns, pass by pass. Prompts begin in passes of
+ * one adapter.
  *
  * A sample depends on the model, its request and its number alone, not on other requests: its random numbers are a
  * function of seed, position and number (struct sample_row), and on the CPU the bits of its logits do not depend on
@@ -65,6 +67,7 @@ bool engine_step(struct engine *e);
 struct engine_stats {
     int64_t n_waiting, n_running;    /* samples */
     int64_t prompt_tok, sampled_tok; /* so far; prompts of several samples once */
+    int64_t n_beside;                /* passes with several adapters so far */
     int64_t cache_bytes;
     double used;       /* share of its pages, 0 to 1 */
     double kept_share; /* smallest so far */

@@ -1,14 +1,18 @@
-/* dora.cu - DoRA of a dense projection (struct dora): norms of the rows of W + scale B A, the product scaled by
- * m / norm, and its gradient.
+/* adapters.cu - DoRA of a dense projection (struct dora): norms of the rows of W + scale B A, the product scaled by
+ * m / norm, and its gradient. The adapters of several sequences, added to a product without one (struct lora_rows).
  *
  * Math:     norm[i] = |W_i + scale * sum over r of B[i, r] A[r, :]|; y = g y + bias + res, g = m / norm;
- *           z = g dy, dm += sum over rows of dy z / norm.
+ *           z = g dy, dm += sum over rows of dy z / norm. Rows: y[m] += scale (x[m] A^T) B^T, A and B of row m.
  * Shapes:   norm, m, dm [rows of B] f32; A [R, in], B [rows, R] f32; y, z, dy, res [T, out] bf16, bias [out] f32.
- * Needs:    norms: in a multiple of 8, of whole vectors of the format.
+ *           Rows: x, xa, A, B bf16, of experts in stacks.
+ * Needs:    in a multiple of 8, of whole vectors of the format. Rows: R a multiple of 8, 16-byte aligned rows.
  * Grid:     norms: 8 warps of ROWS rows, a lane 8 columns at a time of each. fwd: a thread per value. bwd: 32 columns
- *           and 8 rows at a time, a block for all rows of its columns.
+ *           and 8 rows at a time, a block for all rows of its columns. Rows: x A^T has a warp per value of xa, the
+ *           other product a thread per value of y; blocks of rows without an adapter end at once.
  * Bound:    norms: 2 in out R FLOPs outside the tensor cores, A from L1; fwd and bwd 4 to 6 T out bytes: memory bound.
- * Numerics: f32, sums over a row or over all T in an order that depends only on the sizes. */
+ *           Rows: 2 R (in + out) bytes each, from L2 where rows share adapter and expert.
+ * Numerics: f32, sums over a row or over all T in an order that depends only on the sizes. Rows: xa is rounded to
+ *           bf16 as in products with one adapter, y once more than there. */
 #include "kernels/cuda/format/formats.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
@@ -169,5 +173,109 @@ extern "C" void cuda_dora_bwd(struct device *dev, struct tensor z, struct tensor
     scale_gradient<<<grid_x(ceil_div(z.shape[1], WIDTH)), THREADS, 0, cuda.stream>>>(
         rows_of(z), rows_of(dy), z.shape[0], z.shape[1], parts_of(&proj->lora), f32_ptr(d->m), f32_ptr(d->norm),
         f32_ptr(d->grad));
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- adapters of several sequences ---- */
+
+struct member {
+    const bf16 *a, *b;
+    int64_t a_step, b_step; /* from an expert to the next */
+    int r, n_seg, first[3], cols[3];
+    float scale[3];
+};
+struct job {
+    row_view<> y, xa, x;
+    const int32_t *group, *row_slot, *idx; /* row_slot NULL: rows are tokens */
+    int top_k, n, n_in;
+    bool by_token;
+    struct member of[LORA_SET];
+};
+
+/* What row m has; NULL: no adapter. */
+static __device__ __forceinline__ const struct member *member_of(const struct job &job, int64_t m, int64_t *token,
+                                                                 int64_t *expert)
+{
+    const int slot = job.row_slot ? job.row_slot[m] : (int)m;
+    *token = job.row_slot ? slot / job.top_k : m;
+    *expert = job.row_slot ? job.idx[slot] : 0;
+    const int g = job.group[*token];
+    return g < job.n && job.of[g].r ? &job.of[g] : NULL;
+}
+
+static __global__ void __launch_bounds__(THREADS) thin(const __grid_constant__ struct job job)
+{
+    const int64_t m = blockIdx.x;
+    const int k = (int)(blockIdx.y * WARPS + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
+    int64_t t, e;
+    const struct member *l = member_of(job, m, &t, &e);
+    if (!l || k >= l->n_seg * l->r) return;
+    const bf16 *x = job.x.at(job.by_token ? t : m), *a = l->a + e * l->a_step + (int64_t)k * job.n_in;
+    float sum = 0, v[8], w[8];
+    for (int i = 8 * lane; i < job.n_in; i += 256) {
+        unpack8(v, load16(x + i));
+        unpack8(w, load16(a + i));
+#pragma unroll
+        for (int c = 0; c < 8; c++) sum += v[c] * w[c];
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) job.xa.at(m)[k] = __float2bfloat16_rn(sum);
+}
+
+static __global__ void __launch_bounds__(THREADS) wide(const __grid_constant__ struct job job)
+{
+    const int64_t m = blockIdx.x;
+    int row = (int)(blockIdx.y * THREADS + threadIdx.x), s = 0;
+    int64_t t, e;
+    const struct member *l = member_of(job, m, &t, &e);
+    if (!l) return;
+    const bf16 *b = l->b + e * l->b_step + (int64_t)row * l->r;
+    while (s < l->n_seg && row >= l->cols[s]) row -= l->cols[s++];
+    if (s == l->n_seg) return;
+    const bf16 *xa = job.xa.at(m) + s * l->r;
+    float sum = 0, v[8], w[8];
+    for (int k = 0; k < l->r; k += 8) {
+        unpack8(v, load16(xa + k));
+        unpack8(w, load16(b + k));
+#pragma unroll
+        for (int c = 0; c < 8; c++) sum += v[c] * w[c];
+    }
+    bf16 *y = job.y.at(m) + l->first[s] + row;
+    *y = __float2bfloat16_rn(__bfloat162float(*y) + l->scale[s] * sum);
+}
+
+static struct member member_from(const struct lora *l, int64_t n_in)
+{
+    struct member m = {};
+    if (!l->r) return m;
+    MT_REQUIRE(l->r % 8 == 0 && n_in % 8 == 0 && rows_aligned(l->a) && rows_aligned(l->b) && l->a.ld == n_in &&
+                   l->b.ld == l->r,
+               "an adapter of rank %lld, %lld inputs, in a set", (long long)l->r, (long long)n_in);
+    m.a = (const bf16 *)l->a.data, m.b = (const bf16 *)l->b.data;
+    m.a_step = l->a.shape[l->a.ndim - 2] * l->a.ld, m.b_step = l->b.shape[l->b.ndim - 2] * l->b.ld;
+    m.r = (int)l->r, m.n_seg = l->n_seg;
+    for (int s = 0; s < l->n_seg; s++)
+        m.first[s] = (int)l->seg_first[s], m.cols[s] = (int)l->seg_cols[s], m.scale[s] = l->scale[s];
+    return m;
+}
+
+extern "C" void cuda_lora_rows(struct device *, struct tensor y, struct tensor xa, struct tensor x,
+                               const struct proj *proj, const struct route *r, bool by_token)
+{
+    const struct lora_set *set = proj->rows.set;
+    struct job job = {};
+    int64_t most_k = 0, most_rows = 0;
+    job.y = rows_of(y), job.xa = aligned_rows(xa, "a set of adapters"), job.x = aligned_rows(x, "a set of adapters");
+    job.group = i32_ptr(proj->rows.group);
+    if (r) job.row_slot = i32_ptr(r->row_slot), job.idx = i32_ptr(r->idx), job.top_k = (int)r->idx.shape[1];
+    job.n = set->n, job.n_in = (int)proj->w.n_in, job.by_token = by_token;
+    for (int g = 0; g < set->n; g++) {
+        const struct member m = job.of[g] = member_from(&set->of[g], proj->w.n_in);
+        most_k = MT_MAX(most_k, (int64_t)m.n_seg * m.r);
+        most_rows = MT_MAX(most_rows, (int64_t)m.cols[0] + m.cols[1] + m.cols[2]);
+    }
+    if (y.shape[0] == 0 || most_k == 0) return;
+    thin<<<dim3(grid_x(y.shape[0]), (unsigned)ceil_div(most_k, WARPS)), THREADS, 0, cuda.stream>>>(job);
+    wide<<<dim3(grid_x(y.shape[0]), (unsigned)ceil_div(most_rows, THREADS)), THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
