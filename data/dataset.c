@@ -66,7 +66,7 @@ int64_t dataset_per_unit(const struct dataset *ds) { return ds->pairs ? 2 : 1; }
 
 int64_t dataset_units(const struct dataset *ds) { return ds->n_docs / dataset_per_unit(ds); }
 
-/* Empty, for rows of opt. */
+/* Makes ds an empty data set for rows as opt describes them. */
 static void dataset_begin(struct dataset *ds, const struct dataset_options *opt)
 {
     *ds = (struct dataset){.topk.n_top = opt->tokens.n_top,
@@ -268,7 +268,7 @@ static void show_special(const struct builder *b, const char *where)
              str_plural(b->rows.n_special), (int)MT_MIN(size, 64), text);
 }
 
-/* Counts what messages tell of the row that is read. */
+/* Adds the counts of the row that was read, which are logged at the end. */
 static void count_texts(struct builder *b, const char *where)
 {
     const struct chat_samples *chat = &b->rows.chat.samples;
@@ -361,7 +361,7 @@ static int judge(struct builder *b, int64_t position, struct err *err)
                    (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
 }
 
-/* A file without rows, of several, is no error. */
+/* Only a warning: other files of the list may have rows. */
 static void tell_empty(const char *path)
 {
     const enum source_kind kind = source_list_kind(path);
@@ -693,7 +693,7 @@ static int check_source(const char *path, struct err *err)
     return rc;
 }
 
-/* Before the hash of all bytes. */
+/* Checks all files; called before all their bytes are hashed. */
 static int check_files(const char *files, struct err *err)
 {
     char path[MT_PATH];

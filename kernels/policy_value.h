@@ -64,7 +64,7 @@ MT_BOTH double policy_keeps(const struct policy *p, const struct policy_token *t
     return t->entropy < p->entropy_from ? 0 : 1;
 }
 
-/* Adds a token to what its row must know first. */
+/* Adds a token to the sums of its row, which policy_share reads. */
 MT_BOTH void policy_row_add(struct policy_row *row, const struct policy *p, const struct policy_token *t)
 {
     row->n += 1;
@@ -88,7 +88,7 @@ MT_BOTH void policy_add_kl(struct policy_share *s, const struct policy *p, const
     s->dnll -= row->scale * p->beta * d;
 }
 
-/* `row` is of all tokens. */
+/* Call after policy_row_add of all tokens of the row. */
 MT_BOTH struct policy_share policy_share(const struct policy *p, const struct policy_row *row,
                                          const struct policy_token *t)
 {
@@ -131,7 +131,7 @@ MT_BOTH void policy_part_add(double *part, const struct policy *p, const struct 
     part[POLICY_SUMS + POLICY_INVERSE_MOST] = fmax(part[POLICY_SUMS + POLICY_INVERSE_MOST], 1 / s->ratio);
 }
 
-/* After its tokens: what a row has itself. */
+/* After all tokens of a row: adds the terms that a row has once. */
 MT_BOTH void policy_part_end(double *part, const struct policy *p, const struct policy_row *row)
 {
     double *most = part + POLICY_SUMS;

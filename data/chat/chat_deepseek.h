@@ -30,7 +30,7 @@
 int chat_deepseek_render(struct text_buf *out, struct json row, struct json tools, struct json kwargs,
                          const struct chat_options *opt, struct err *err) MT_CHECK;
 
-/* Refuses kwargs with another key or value. */
+/* Refuses kwargs other than those above. */
 int chat_deepseek_check(struct json kwargs, struct err *err) MT_CHECK;
 
 #endif

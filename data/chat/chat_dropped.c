@@ -285,7 +285,7 @@ void chat_dropped_shapes(uint64_t *shapes, struct json row)
     }
 }
 
-/* s ends in reasoning, </think>: moves it past that. */
+/* Moves s past the reasoning at its start: past the last </think>. */
 static void skip_reasoning(const char **s, int64_t *size)
 {
     static const char mark[] = "</think>";

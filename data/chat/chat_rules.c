@@ -88,7 +88,7 @@ static bool writes_role(const struct chat_template *t, const char *role, const c
                  "%s{\"role\": \"%s\", \"name\": \"f\", \"tool_call_id\": \"callabcde\", \"content\": %s}%s",
                  around[i][0], role, content, around[i][1]);
         struct text_buf out = {0};
-        /* str() of a list is no text of its parts */
+        /* a template that prints a list by str() does not take parts */
         const bool yes = text_of(&out, t, text) && strstr(out.text, DIGITS) && !strstr(out.text, "'type'");
         text_free(&out);
         if (yes) return true;

@@ -100,7 +100,7 @@ static int is_trained(struct json message, bool *yes, bool *forced, struct err *
     return 0;
 }
 
-/* Without text; the number 0 is one. */
+/* Whether a content has no text; a number, also 0, is text. */
 static bool is_blank_content(struct json content)
 {
     return json_type(content) != JSON_INT && json_type(content) != JSON_REAL && text_is_blank_json(content);
@@ -132,7 +132,7 @@ static bool is_empty_content(struct json content)
     return blank && !n;
 }
 
-/* The model would learn to end its turn at once. */
+/* An answer without text: trained on it, the model would learn to end its turn at once. */
 static bool is_empty_answer(struct json message)
 {
     return is_empty_content(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&

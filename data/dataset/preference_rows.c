@@ -100,7 +100,7 @@ static int put_alpaca(struct text_buf *out, struct json row, struct err *err)
     return 0;
 }
 
-/* A part as messages; a text is one of this role. */
+/* Writes a part as messages; a text becomes one message of this role. */
 static int put_list(struct text_buf *out, const struct part *p, const char *role, struct err *err)
 {
     static const struct json no_turn;
@@ -120,7 +120,7 @@ static int put_text(struct text_buf *out, const struct part *p, struct err *err)
     return 0;
 }
 
-/* The keys that are not the answers'. */
+/* Writes the keys of a row that do not belong to prompt and answers. */
 static int put_beside(struct text_buf *out, struct json row, struct err *err)
 {
     static const char *const own[] = {
@@ -309,7 +309,7 @@ int preference_row_answer(struct text_buf *out, struct json row, bool worse, str
     return put_answer(out, row, &a, err);
 }
 
-/* Cells of tables are text. */
+/* The label of KTO; also as text, as in cells of CSV files. */
 static int read_label(bool *good, struct json row, struct err *err)
 {
     static const char *const words[] = {"false", "0", "undesirable", "true", "1", "desirable"};

@@ -595,7 +595,7 @@ static int make_dir(const char *path, struct err *err)
     return errno == EEXIST ? file_check_kind(path, true, err) : io_error(err, path, "create the directory");
 }
 
-/* 1: it is not there, and so is nothing below it. */
+/* 1: path does not exist, so nothing below it exists. */
 static int check_dir(const char *path, struct err *err)
 {
     struct stat st;

@@ -386,7 +386,7 @@ int hub_cache_reserve(const struct hub_repo *repo, const struct hub_file *const 
                    str_bytes(a, need), str_bytes(b, room), repo->env->cache);
 }
 
-/* Everything up to the last slash. */
+/* Creates the directories of path, all that is before its last slash. */
 static int make_parents(const char *path, struct err *err)
 {
     char dir[MT_PATH];

@@ -328,7 +328,7 @@ static int fetch(struct download *d, struct err *err)
     return rc;
 }
 
-/* Unless another process has completed it. */
+/* Downloads the rows, unless another process has completed them meanwhile. */
 static int fetch_once(struct download *d, struct err *err)
 {
     const struct timespec pause = {.tv_nsec = WAIT_MS * 1000000};

@@ -79,7 +79,7 @@ struct rollout rollouts_row(const struct rollouts *r, int64_t i)
                             .routing = r->routing[i]};
 }
 
-/* The rows from `first` on that have its group. */
+/* The number of adjacent rows from `first` on with the same group. */
 static int64_t group_size(const struct rollouts *r, int64_t first)
 {
     int64_t n = 1;

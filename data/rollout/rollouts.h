@@ -5,7 +5,7 @@
 
 #include "kernels/base.h"
 
-/* One completion; points to arrays of others. */
+/* One completion. It does not own the arrays that it points to. */
 struct rollout {
     int64_t n_prompt, n_completion; /* tokens; both at least 1 */
     const int32_t *prompt_ids;      /* [n_prompt] */

@@ -25,7 +25,7 @@ struct arrow {
     int64_t n_unpacked, cap_unpacked;
 };
 
-/* The batch whose buffers are dealt to the columns. */
+/* The batch whose buffers `deal` assigns to the columns. */
 struct batch {
     const struct flatbuffer *f;
     const uint8_t *body;
@@ -136,7 +136,7 @@ static bool is_complete(const struct arrow_column *c, int64_t n_valid)
     }
 }
 
-/* Gives column i and its descendants their parts of a batch. */
+/* Assigns the next nodes and buffers of a batch to column i and its descendants. */
 static int deal(struct arrow *a, struct batch *b, int64_t i, struct err *err)
 {
     struct arrow_column *c = &a->schema.columns[i];
@@ -195,7 +195,7 @@ static int64_t load(const uint8_t *data, int64_t i, int bytes, bool is_unsigned)
     return (int64_t)(x << (64 - 8 * bytes)) >> (64 - 8 * bytes);
 }
 
-/* The items of i: [*begin, *end) of `most`. */
+/* The range [*begin, *end) of item i of a list or text in its data, which has `most` elements or bytes. */
 static int take_range(const struct arrow *a, const struct arrow_column *c, int64_t i, int64_t most, int64_t *begin,
                       int64_t *end, struct err *err)
 {

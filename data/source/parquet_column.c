@@ -27,7 +27,7 @@ static int damaged(const struct parquet_column *c, const char *what, struct err 
 
 /* ---- header of a page */
 
-/* field: the number of this header in that of the page. */
+/* field: the number of the field of the page header that has this header. */
 static void read_values_header(struct thrift *t, struct page *page, int64_t field)
 {
     const bool v1 = field == V1_HEADER, v2 = field == V2_HEADER;

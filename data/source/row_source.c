@@ -193,7 +193,7 @@ static int choose(struct row_source *s, const char *path, enum sample_by sample_
     return unknown(path, err);
 }
 
-/* Opens a binary file; 0: it is another one. */
+/* 1: opens a parquet or Arrow file; 0: the file is neither. */
 static int open_binary(struct row_source *s, struct err *err)
 {
     struct file_map map;

@@ -17,7 +17,7 @@ struct student {
     bool gradient;
 };
 
-/* Cross-entropy and hit. */
+/* Begins a labelled row: its sums, cross-entropy and hit. */
 static struct student student_open(real *z, int64_t n, int64_t id, const struct teacher *t, real scale, real cap,
                                    real *nll, int32_t *hit)
 {

@@ -110,7 +110,7 @@ static void loss_row(real *logits, int64_t n, int64_t id, real scale, real cap, 
     logits[id] -= scale;
 }
 
-/* The n rows of logits against ids. */
+/* loss_row of n rows of logits with the labels ids. */
 static void loss_rows(struct device *dev, real *nll, int32_t *hit, struct tensor logits, const int32_t *ids, int64_t n,
                       real scale, real cap)
 {

@@ -28,7 +28,7 @@ static void rotate(const struct mla_shape *s, real *y, const real *x, const floa
     }
 }
 
-/* The way back: dx from dy; with add, dx +=. */
+/* The gradient of rotate: dx = or, with add, dx +=. */
 static void rotate_back(const struct mla_shape *s, real *dx, const real *dy, const float *angle, bool add)
 {
     const int64_t half = s->rope / 2;

@@ -41,7 +41,7 @@ static inline __attribute__((always_inline)) void dot(real out[N_A][N_B], int na
         for (int j = 0; j < nb; j++) out[i][j] = sum_lanes(sum[i][j]);
 }
 
-/* c[m,nb] of the columns of nb rows of b. */
+/* c[m,nb] = beta c + alpha a b^T for nb rows of b. */
 static inline __attribute__((always_inline)) void columns(int nb, int64_t m, int64_t k, real alpha, const real *a,
                                                           int64_t lda, const real *b, int64_t ldb, real beta, real *c,
                                                           int64_t ldc)

@@ -3,7 +3,7 @@
 #include "kernels/format/pack.h"
 #include "kernels/format/quant.h"
 
-/* Of element i of expert e. */
+/* The factor of the code of element i of expert e. */
 static float fp8_step_at(const struct weight *w, int64_t e, int64_t i)
 {
     return w->scale2[(e * w->n_out + i / w->n_in) * weight_row_scales(w) + i % w->n_in / w->block];

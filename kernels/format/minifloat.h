@@ -184,7 +184,7 @@ MT_BOTH float nvfp4_step(uint32_t byte, float scale2, bool divides)
 
 /* 2^(byte - 127), byte < 255, and its inverse. 2^-127 is denormal. */
 MT_BOTH float e8m0_value(uint32_t byte) { return bits_float(byte ? byte << 23 : 0x00400000u); }
-/* Of any byte: 255 is a NaN. */
+/* e8m0_value of any byte: 255 is a NaN. */
 MT_BOTH float e8m0_scale(uint32_t byte) { return byte == 255 ? bits_float(0x7fc00000u) : e8m0_value(byte); }
 MT_BOTH float e8m0_inverse(uint32_t byte) { return e8m0_value(254 - byte); }
 /* The byte of the largest power of two that is at most a, less 2^drop; of the smallest that is at least a. Not below

@@ -5,7 +5,7 @@
 
 static const struct fakequant nvfp4 = {.kind = FQ_NVFP4, .block = 16, .bits = 4};
 
-/* Of element `flat` of the whole stack. */
+/* The factor of the code of element `flat` of the whole stack. */
 static float nvfp4_step_at(const struct weight *w, int64_t flat)
 {
     return nvfp4_step(w->scale[flat / 16], w->scale2[flat / w->n_in], w->scale2_divides);

@@ -140,7 +140,7 @@ static void want_experts(struct device *dev, const struct proj *p, struct tensor
     want_fp8(p);
 }
 
-/* A quantised input of rows of n_in. */
+/* Checks the fake quantisation of an input with rows of n_in. */
 static void want_input(const struct input_quant *in, int64_t n_in)
 {
     const struct fakequant *f = &in->format;

@@ -190,7 +190,7 @@ struct scratch_delta {
     struct tensor err, dd, dq, dk_in, dk_out; /* without chunks, backward: [T, N * A], [T, N * K] f32 */
     struct tensor dbeta, dg;                  /* the same: [T, N] f32 */
 };
-/* values, written: o and o, or dout and dqkv */
+/* values, written: o twice in the forward, dout and dqkv in the backward */
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
                                    const struct delta_shape *shape, bool backward);
 
@@ -237,7 +237,7 @@ struct scratch_head scratch_linear_ce(struct device *dev, const struct weight *w
                                       int64_t chunk);
 struct scratch_head scratch_linear_kl(struct device *dev, const struct weight *w, struct tensor rows,
                                       const struct teacher *t, int64_t chunk);
-/* Of linear_topk and linear_policy. */
+/* The scratch of linear_topk and of linear_policy. */
 struct scratch_head scratch_linear_topk(struct device *dev, const struct weight *w, struct tensor rows, int64_t chunk);
 struct square_sum *scratch_sumsq(struct device *dev, struct tensor g); /* one per SQUARES_CHUNK values */
 

@@ -54,7 +54,7 @@ static __device__ __forceinline__ int64_t find_token(const struct split_job &job
 
 static __device__ __forceinline__ int partner_of(int c, int half) { return c < half ? c + half : c - half; }
 
-/* x of the channels that they are paired with */
+/* x of the channels that c .. c + 7 are paired with */
 template <bool EIGHTS> static __device__ __forceinline__ uint4 load_partners(const bf16 *x, int c, int half)
 {
     uint32_t word[4] = {};

@@ -45,7 +45,7 @@ static __device__ __forceinline__ float top_of(const struct fakequant &f, const 
     return f.kind == FQ_NVFP4 ? fakequant_global(&f, amax) : amax;
 }
 
-/* The factor of expert e, once. */
+/* Stores the factor of expert e; one thread of the grid does it. */
 static __device__ void put_top(const struct fakequant &f, const struct job &j, int64_t e, float top)
 {
     if (!j.top || blockIdx.x || threadIdx.x) return;
@@ -203,7 +203,7 @@ static __device__ __forceinline__ uint32_t nvfp4_pair(uint32_t word, const struc
     return smaller2(magnitudes2(pack2(v[0], v[1])), limit) | (word & 0x80008000u);
 }
 
-/* Q of eight values with one scale: any. */
+/* Q of eight values with one scale, for every format and dtype. */
 template <enum fakequant_kind KIND, typename T>
 static __device__ __forceinline__ struct vec8<T> quantise_any8(struct vec8<T> x, const struct fakequant &f,
                                                                const struct fakequant_scale &s) {

@@ -352,7 +352,7 @@ static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job j
     }
 }
 
-/* dout: y, which may be dy; dwide: wide. */
+/* job.y is dout, which may be dy; job.wide is dwide. */
 static __global__ void __launch_bounds__(BLOCK) gate_bwd(const struct gate_job job)
 {
     const int c = 8 * (int)(blockIdx.y * BLOCK + threadIdx.x), at = gate_col(job, c);

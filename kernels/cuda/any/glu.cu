@@ -148,7 +148,7 @@ extern "C" void cuda_glu_fwd(struct device *dev, struct tensor act, struct tenso
 }
 
 static bool narrow(int64_t width) { return width <= 2048; }
-/* Of a kernel with a team of threads per row. */
+/* Blocks of a kernel with a team of threads per row. */
 static unsigned teams(int64_t n_row, int64_t width)
 {
     return grid_x(ceil_div(n_row, narrow(width) ? THREADS / 32 : 1));

@@ -85,7 +85,7 @@ static void thin_product(const struct thin *out, struct tensor a, bool tokens, s
         cuda_grouped_mma(&g);
 }
 
-/* A merged adapter is part of the matrix. */
+/* Sets the adapter of g. A merged adapter is already part of the matrix. */
 static void take_adapter(struct grouped *g, const struct lora *lora, struct tensor la, struct tensor lb)
 {
     if (!lora->r || lora->merged) return;

@@ -290,7 +290,7 @@ template <typename FORMAT, int MT> struct weight_ring {
 #pragma unroll
         for (int i = 0; i < UNITS - 1; i++) copy();
     }
-    /* Of row k % 2 of part k / 2 of a tile. */
+    /* Loads the scales of row k % 2 of part k / 2 of a tile. */
     __device__ __forceinline__ void load_scales(own &to, int of_tile, int k, int at) const
     {
         const int from = row(of_tile, k / 2, k % 2);

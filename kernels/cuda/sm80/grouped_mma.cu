@@ -263,8 +263,7 @@ static __device__ __forceinline__ void prefetch_pre(const struct grouped &g, con
     }
 }
 
-/* What the copies of a block are for: they are ahead of the products by STAGES - 1 steps, which may be several tiles.
- */
+/* The product whose operands a block copies now. Copies are STAGES - 1 steps ahead of products: up to several tiles. */
 struct course {
     struct scan scan;
     struct tile_at tile;

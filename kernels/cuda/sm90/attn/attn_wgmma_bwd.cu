@@ -87,7 +87,7 @@ static __device__ __forceinline__ void skip_tiles(const struct key_memory &m, in
     }
 }
 
-/* The rows of v are this warp's to use for dk and dv. */
+/* Stores dk or dv of the warp's keys through their rows of v in shared memory, which no other warp uses. */
 static __device__ __forceinline__ void store_sums(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                   const struct key_block &b, const float (&sum)[32], float scale,
                                                   int head)

@@ -35,7 +35,7 @@ struct __align__(16) chunk_factors
     float into[DELTA_ROWS], out[DELTA_ROWS], query[DELTA_ROWS];
     float decay; /* of the chunk */
 };
-/* What follows the stages, and a tile per warpgroup for the states on their way to memory. */
+/* What follows in shared memory after the stages and, where states are stored, a tile per warpgroup for them. */
 struct scan_tail {
     struct chunk_factors factors[2][2]; /* of a warpgroup, of this chunk and the next */
     uint64_t full[STAGES], empty[STAGES];
@@ -332,7 +332,7 @@ static __device__ __forceinline__ void scan(const struct delta_wgmma_args &p, co
         load_chunk<SCAN, WARPGROUPS>(p, s, base + i * BYTES, full + 8 * i, SCAN == BACK ? last - i : i);
     __syncwarp();
     struct delta_factors f = row_factors(p, s, SCAN == BACK ? last : 0);
-    /* In the last stage there is first a chunk -1, that leaves nothing. */
+    /* before chunk 0, the last stage counts as chunk -1, which has no results to write */
     for (int i = 0, stage = 0, parity = 0; i < n_chunk; i++) {
         const int chunk = SCAN == BACK ? last - i : i, n = min(DELTA_ROWS, s.len - chunk * DELTA_ROWS);
         const int before = stage ? stage - 1 : STAGES - 1, ahead = i + STAGES - 1;
@@ -401,7 +401,7 @@ template <int SCAN, int WARPGROUPS> static void launch_scan(const struct delta_w
     delta_scan_wgmma_kernel<SCAN, WARPGROUPS><<<grid, WARPGROUPS * 128, bytes, cuda.stream>>>(*p);
     CUDA_CHECK_LAUNCH();
 }
-/* Both give the same bits. */
+/* One or two warpgroups per block: both give the same bits. */
 template <int SCAN> static void choose_scan(const struct delta_wgmma_args *p)
 {
     if ((int64_t)p->n_seq * p->n_value * 2 <= cuda.n_sm)

@@ -240,7 +240,7 @@ static __device__ __forceinline__ void load_packed(uint32_t (&c)[BLOCKS][4], uin
     for (int j = 0; j < BLOCKS; j++) /* backward two chunks further, swizzled: bit 1 of a chunk is 0 in block 0 */
         load_chunk(c[j], stage + (KN ? h.from ^ j << 5 : h.from + j * (BLOCK_COLS / 2 * (DEPTH / 2))));
 }
-/* Decodes them, of a warpgroup, to `to`. */
+/* Decodes this thread's packed weights c of a step to `to`, in shared memory. */
 template <bool KN>
 static __device__ __forceinline__ void decode_step(uint32_t to, const uint32_t (&c)[BLOCKS][4],
                                                    const struct half_row &h, const struct factors &f)

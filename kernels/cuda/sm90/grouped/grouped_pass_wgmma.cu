@@ -45,7 +45,7 @@ struct pass_args {
 
 /* ---- loads ---- */
 
-/* Of chunk `chunk` of 16 bytes of a row of 128 columns. */
+/* The byte offset of chunk `chunk`, 16 bytes, in a row of 128 columns. */
 static __device__ __forceinline__ uint32_t offset_in_stage(int row, int chunk)
 {
     return chunk / 8 * HALF_STAGE + sm90_swizzle(row, chunk % 8);

@@ -188,8 +188,8 @@ template <typename PIPE> static __device__ __forceinline__ void skip_tile(struct
     }
 }
 
-/* The epilogues of both halves of the rows of a warpgroup's tile, its own-th. half: the first, as row_of_thread counts.
- * Overwrites sums. */
+/* The epilogues of both halves of the rows of a warpgroup's tile, number `own` of its tiles. half: the first half, in
+ * which row_of_thread counts. Overwrites sums. */
 template <typename PLAN, int EPILOGUE>
 static __device__ __forceinline__ void finish_tile(float (&sums)[2][COLS / 2], const struct grouped &g,
                                                    struct tile half, int group, int own, const float *bias,
@@ -275,7 +275,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
 }
 #endif
 
-/* Of shared memory for sums, in the GLU's backward. */
+/* Bytes of shared memory for put_sums, in the GLU's backward. */
 template <typename PLAN> static __device__ __host__ constexpr int buffer_bytes(int epilogue)
 {
     return is_glu_bwd(epilogue) && PLAN::IN_TURNS ? PUT_SUMS * 128 * 4 : 0;
