@@ -79,11 +79,11 @@ struct recv_buf {
 /* Activations of mixer_attention.c. */
 struct attention_acts {
     struct tensor qkv_xa;      /* [T, n_seg*R] act */
-    struct tensor qk, rstd_qk; /* [T, (H+K)A] act, [T, H+K or 2] stat: q and k before their norm; absent without it.
-                                  With an output gate wide has them: qk is absent. With a norm of v [T, (H+2K)A],
-                                  [T, H+2K] */
+    struct tensor qk, rstd_qk; /* [T, (H+K)A] act, [T, H+K or 2] stat: q and k before their norm, and its statistic;
+                                  both absent without a norm. With an output gate qk is absent, because `wide` has q and
+                                  k. With a norm of v: [T, (H+2K)A], [T, H+2K] */
     struct tensor qkv;         /* [T, (H+2K)A] act, after RoPE */
-    struct tensor wide, gated; /* [T, (2H+2K)A], [T, HA] act: with an output gate, the product; o with its gate */
+    struct tensor wide, gated; /* [T, (2H+2K)A], [T, HA] act, with an output gate: first product; o times the gate */
     struct tensor o, lse;      /* [T, HA] act, [T, H] stat */
     struct tensor out_xa;      /* [T, R] act */
 };
@@ -114,13 +114,13 @@ struct shortconv_acts {
     struct tensor y, out_xa;  /* [T, D] act, group CORE; [T, R] act */
 };
 
-/* Activations of mixer_compressed.c. Lq: width of the queries' projection, W: of an entry's columns, N: entries. */
+/* Activations of mixer_compressed.c. Lq: width of the queries' projection, W: value columns of an entry, N: entries. */
 struct compressed_acts {
     struct tensor a, a_xa;              /* [T, Lq+A] act: q_a | kv; [T, n_seg*R] act */
     struct tensor q_norm, q_rstd, q_xa; /* [T, Lq] act, [T] stat, [T, R] act */
     struct tensor q_in, head_rstd, q;   /* [T, HA] act before the norm of heads, [T, H] stat, [T, HA] act */
     struct tensor kv, kv_rstd;          /* [T, A] act after norm and rope, [T] stat */
-    struct tensor pair;                 /* [T, 2W or 4W] act: values | gates; here and below absent without */
+    struct tensor pair; /* [T, 2W or 4W] act: values | gates; pair to entry_pos: only in layers with entries */
     struct tensor entry_in, entry_rstd; /* [N, A] act before their norm, [N] stat */
     struct tensor entry, entry_pos;     /* [N, A] act after norm and rope, [N] i32 */
     struct tensor idx;                  /* [T, K] i32; absent where tokens see all entries */
@@ -144,9 +144,9 @@ struct moe_acts {
 
 /* Activations of the shared experts of ffn_shared.c, or of the dense network of ffn_parallel.c or ffn_dense.c. */
 struct shared_acts {
-    struct route gate;            /* of the gate, as the route of one expert: gate.gate [T, 1]; absent without gate */
-    struct tensor logits;         /* [T, 1] stat, of the gate */
-    struct tensor pre;            /* [T, glu_cols(G)] act */
+    struct route gate;    /* route of one expert: gate.gate [T, 1] scales the shared experts; absent without a gate */
+    struct tensor logits; /* [T, 1] stat, of the gate */
+    struct tensor pre;    /* [T, glu_cols(G)] act */
     struct tensor up_xa, down_xa; /* [T, n_seg*R], [T, R] act */
 };
 
@@ -163,7 +163,7 @@ struct stream_acts {
     struct tensor out; /* [T, D] act: output of the network */
 };
 
-/* Activations of the norm after a mixer or a network; absent without. */
+/* Activations of the norm after a mixer or a network; absent where there is no such norm. */
 struct post_acts {
     struct tensor out, rstd; /* [T, D] act, [T] stat: what the norm reads */
 };
@@ -218,8 +218,8 @@ struct acts_plan {
     struct device *dev;
     const struct arch *a;
     int64_t layer, n_tok;
-    struct layer_weights w;        /* only sizes of adapters are read: those of a layer with the same sizes */
-    int64_t adapted;               /* the layer of w; -1: none yet */
+    struct layer_weights w; /* for the sizes of adapters alone; may be of another layer that has the same sizes */
+    int64_t adapted;        /* the layer that w is of; -1: none yet */
     const struct experts *experts; /* where routed experts run */
     const struct acts *acts;
     bool saved[ACTS_GROUPS]; /* of this layer */

@@ -117,7 +117,7 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     if (b->a->names->layer_scale) op_scale(b->dev, y, b->w->scale);
 }
 
-/* The norms of groups that are saved without them. The other norms are computed with their group. */
+/* Computes the input norms of the saved groups, where NORMS is not saved. A recomputed group computes its own norm. */
 static void norms_again(const struct block *b, const struct layer_acts *s, int saved)
 {
     const bool streams = b->w->hyper_attn.n_stream > 0;
@@ -157,8 +157,8 @@ static void residual_bwd(const struct block *b, const struct layer_acts *s, stru
     /* 1 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->x, s->attn_rstd, w->attn_norm);
 }
 
-/* Several streams: the same with the gradients df of a network's or mixer's output, dm of the weights of the streams,
- * dsum of their sum. */
+/* The same with several streams. Gradients: df of the output of network or mixer, dm of the streams' weights, dsum of
+ * the sum of the streams. */
 static void streams_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
     struct device *dev = b->dev;

@@ -19,7 +19,7 @@ struct cache_class {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Pages that n tokens of a sequence need. A ring is whole from the start. */
+/* Pages that n tokens of a sequence need. A ring has all of its pages from the start. */
 static int64_t pages_of(const struct cache_class *k, int64_t n)
 {
     return k->window ? k->n_of_seq : ceil_div(ceil_div(n, k->ratio), MT_PAGE);
@@ -27,7 +27,8 @@ static int64_t pages_of(const struct cache_class *k, int64_t n)
 
 /* ---- opening ---- */
 
-/* A query at the end of a chunk sees its window, and the first one of the chunk another. */
+/* A ring has window + chunk - 1 tokens: the windows of the chunk's first and last queries begin chunk - 1 tokens
+ * apart. */
 static void size_class(struct cache_class *k, const struct cache_size *s)
 {
     const int64_t tokens = k->window ? MT_MIN(k->window + s->chunk - 1, s->max_len) : s->max_len;
@@ -47,7 +48,7 @@ static void fill_class(struct cache_class *k, int64_t n_seq)
     k->n_free = k->n_page;
 }
 
-/* The class of such rows; a new one where there is none. */
+/* The class of rows with this window and ratio; makes one if there is none. */
 static struct cache_class *class_of(struct cache *c, struct device *dev, struct arena *arena,
                                     const struct cache_rows *r)
 {
@@ -128,7 +129,7 @@ static int free_seq(const struct cache *c)
 /* Pages of a sequence of len tokens whose rows are all final. */
 static int64_t n_full(const struct cache_class *k, int64_t len) { return k->window ? 0 : len / k->ratio / MT_PAGE; }
 
-/* Room for a sequence of n_tok tokens that shares the full pages of one of len tokens. */
+/* Whether there is room for a sequence of n_tok tokens that shares the full pages of a sequence of len tokens. */
 static bool fits(const struct cache *c, int64_t len, int64_t n_tok)
 {
     for (int64_t i = 0; i < c->n_class; i++)
@@ -257,7 +258,7 @@ double cache_used(const struct cache *c)
 
 /* ---- passes ---- */
 
-/* The table of the pass, as wide as its longest sequence needs; a ring as wide as it is. */
+/* The page table of the pass: a row per sequence. Its width is that of the longest sequence; with rings it is fixed. */
 static struct tensor push_table(struct cache_class *k, struct device *dev, int64_t n_seq, const int32_t *seq)
 {
     int64_t width = k->window ? k->n_of_seq : 1;

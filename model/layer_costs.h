@@ -31,8 +31,8 @@ struct layer_costs {
     } costs[LAYER_COSTS];
 };
 
-/* The place of the costs of layer l saving `groups`; -1: no room. *layer: the layer to run if they are not measured,
- * the same in both steps. */
+/* The place of the costs of layer l saving `groups`; -1: no room. *layer: the layer whose pass measures these costs,
+ * the same layer for forward and backward. */
 int64_t layer_costs_find(struct layer_costs *c, const struct arch *a, const struct layer_weights *w,
                          const struct layer_pass *pass, int64_t l, int groups, int64_t *layer);
 /* Call them before and after the pass of the layer. The end stores its cost, and adds it to dev. */

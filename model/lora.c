@@ -526,7 +526,7 @@ static void copy_part(const struct adapters *ad, int rank, char *logical, char *
     }
 }
 
-/* The number of the optimizer's state that flat is, if it is one of 8 bits; -1. */
+/* The index of the optimizer's 8-bit state that `flat` is; -1: it is none. */
 static int coded_state(const struct adapters *ad, struct tensor flat)
 {
     for (int i = 0; i < OPTIMIZER_STATES && flat.dtype == DT_U8; i++)

@@ -20,8 +20,8 @@
 
 struct lora_param {
     enum lora_target target;
-    bool is_b;                 /* A otherwise */
-    bool is_m;                 /* magnitudes of DoRA [rows of B, 1]; is_b too: rows and learning rate are those of B */
+    bool is_b; /* A otherwise */
+    bool is_m; /* magnitudes of DoRA [rows of B, 1]; is_b is set too, because rows and learning rate are those of B */
     bool experts;              /* a stack with one matrix per expert */
     int64_t layer, off;        /* off: first element in the flat arrays */
     int64_t n_exp, rows, cols; /* A [n_exp, R, in], B [n_exp, out, R]; n_exp 1 for attention. R is padded_rank[target]
@@ -41,7 +41,7 @@ struct product {
     bool frozen;  /* the target only names the matrix: no adapter may be on it */
     enum lora_target target[PRODUCT_TARGETS];
     int64_t rows[PRODUCT_TARGETS];
-    struct row_order order; /* of the matrix, which has one target, in the checkpoint */
+    struct row_order order; /* of the rows in the checkpoint; a matrix with such an order has one target */
 };
 /* The products of a layer: the mixer's at 0, the feed-forward network's at MIXER_PRODUCTS. n_out 0: empty entry. */
 void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS]);
@@ -93,9 +93,9 @@ struct adapters {
                            * upper half of each target's ranks is frozen (adapters_freeze) */
     bool dora;            /* every matrix has magnitudes */
     struct tensor norms;  /* [rows of all magnitudes] stat on the device, if dora: row norms */
-    int64_t norm_version; /* of the values that they are of; 0: none */
-    double budget; /* above 0: the routing gives experts their ranks, of which this is the trained share. The others
-                    * have A = 0 and B = 0, hence no gradient: they stay 0 (lora_routing.h) */
+    int64_t norm_version; /* adapters.version for which `norms` was computed; 0: not computed */
+    double budget; /* above 0: the routing distributes ranks among the experts, and this share of all ranks is trained.
+                      The other ranks have A = 0 and B = 0, hence no gradient, and stay 0 (lora_routing.h) */
     float scale[LORA_TARGETS];        /* alpha_of/rank, or alpha_of/sqrt(rank) with rslora */
     bool asked[LORA_TARGETS];         /* in lora.targets */
     bool target[LORA_TARGETS];        /* of them, those that a layer of lora.layers has */
@@ -103,7 +103,7 @@ struct adapters {
     bool transposed;                  /* transformers stores the experts as [E, in, out]; used for PEFT files only */
     const struct tensor_names *names; /* the architecture's */
     bool nested;                      /* names of files have language_model before layers: arch.nested */
-    struct base_model base;           /* that they were trained on, also in their file */
+    struct base_model base;           /* the model that they were trained on; their file records it too */
     int64_t step;                     /* of the run that trained them, also in their file; 0: none, or unknown */
     int64_t n_layer;
     bool *layer_on;       /* [n_layer] host: the layer has trained parameters */
@@ -138,7 +138,7 @@ void adapters_shard_moments(struct adapters *ad);
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
 /* adapters_alloc for inference: no gradients, no moments. */
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);
-/* Bytes that adapters with states in host memory have on dev->host; ad may have been allocated without. */
+/* Bytes on dev->host of adapters whose states are in host memory. ad itself may have its states on the device. */
 int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update);
 /* The layers of ad with scale 0, for forward passes; A and B are those of ad. The products are those of the adapted
  * model, so both have the same bits while B is 0. */

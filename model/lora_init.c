@@ -12,8 +12,8 @@
 #include "kernels/format/quant.h"
 #include "model/layer.h"
 
-/* The singular vectors are exact where a side of W is at most EXACT; otherwise of ITERATIONS of subspace iteration with
- * 2 r + EXTRA vectors. */
+/* The singular vectors are exact where a side of W is at most EXACT; otherwise they come from ITERATIONS rounds of
+ * subspace iteration with 2 r + EXTRA vectors. */
 enum { EXACT = 128, EXTRA = 8, ITERATIONS = 8 };
 
 struct work {

@@ -134,7 +134,7 @@ bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *te
     return true;
 }
 
-/* The adapters that have dropout, which PEFT has none of for routed experts. */
+/* Says which adapters have dropout. PEFT has no dropout for routed experts. */
 static const char *dropout_text(const struct adapters *ad)
 {
     bool mixer = false, network = false; /* of shared experts or dense layers */

@@ -7,7 +7,7 @@
 /* Layers, shapes and parameters per target, then, per kind of layer, the share of the parameters that adapters cover.
  * Free the text with mem_free. */
 char *lora_table(const struct adapters *ad, const struct arch *a);
-/* With r and alpha of the trained ranks: without the half that lora.init freezes. */
+/* ad with r and alpha of its trained ranks, i.e. without the half that lora.init freezes. */
 struct adapters lora_table_trained(const struct adapters *ad);
 /* Share of the parameters of routed experts that adapters cover; 1 in a model without such experts. */
 double lora_table_experts(const struct adapters *ad, const struct arch *a);

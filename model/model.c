@@ -21,7 +21,7 @@ static bool fits_kernels(int64_t head_dim, int64_t widest)
     return head_dim >= 8 && head_dim <= widest && head_dim % 8 == 0;
 }
 
-/* The width of heads of the first layer that the kernels do not support, or of the last layer. */
+/* The head width of the first layer whose heads the kernels do not support; of the last layer if there is none. */
 static int64_t odd_head_dim(const struct arch *a, int64_t widest)
 {
     int64_t l = 0;
@@ -443,7 +443,7 @@ static void layer_bwd(struct model *m, int64_t l)
     block_bwd(&b, &m->acts.layers[l], m->dres);
 }
 
-/* A pass of layer l. A dry run makes that of one of all layers that are equal. */
+/* A pass of layer l. Of layers that are equal, a dry run runs one and adds its cost for the others. */
 static void layer_pass(struct model *m, int64_t l, enum layer_step step)
 {
     void (*const run)(struct model *, int64_t) = step == LAYER_FORWARD ? layer_fwd : layer_bwd;
@@ -470,7 +470,8 @@ static void layer_pass(struct model *m, int64_t l, enum layer_step step)
     layer_cost_end(m->costs, place, step, dev, &before);
 }
 
-/* Where gates have scales, which may be negative, the sums are of the router's. */
+/* Adds up rows and gates of every expert. Where gates have scales, which may be negative, it adds the router's
+ * gates. */
 static void count_rows(struct model *m, int64_t l)
 {
     const int64_t e = m->arch.n_exp;
@@ -568,7 +569,7 @@ struct tensor model_sum_streams(struct model *m, struct site_acts *end, struct t
     return end->sum;
 }
 
-/* Passes that only compare losses have the cross-entropy, whatever is trained. */
+/* The objective of the pass: the model's, or the cross-entropy in passes that only compare losses. */
 static const struct objective *of_pass(const struct model *m)
 {
     return m->pass.objective ? m->objective : &objective_sft;

@@ -44,13 +44,13 @@ struct distill {
 struct model_options {
     int64_t max_len; /* longest document: rows of the RoPE table */
     struct acts_save save;
-    int64_t host_tok; /* tokens of the largest micro-batch, to keep the inputs of layers in dev->host; 0: on
-                       * the device */
-    int64_t host_bytes[OFFLOAD_KINDS];   /* copied of a layer's group in the largest micro-batch, for SAVE_*_HOST */
+    int64_t host_tok; /* above 0: the inputs of layers are in dev->host, which has room for a micro-batch of so many
+                         tokens; 0: they are on the device */
+    int64_t host_bytes[OFFLOAD_KINDS];   /* for SAVE_*_HOST: bytes of a layer's group in the largest micro-batch */
     int64_t expert_layers, expert_bytes; /* host_layers, host_bytes of struct weights_options */
     bool host_moments;                   /* the optimizer moments are kept in dev->host */
-    bool cpu_update;                     /* and the masters: the CPU makes the update (struct host_update) */
-    double aux_coef;                     /* 0: no auxiliary loss */
+    bool cpu_update;            /* the masters are there too, and the CPU makes the update (struct host_update) */
+    double aux_coef;            /* 0: no auxiliary loss */
     bool aux_pooled;            /* over all layers as in transformers; false: per layer as in Megatron (struct aux) */
     struct quantize quantize;   /* matrices to pack in 4 bits while loading */
     int64_t ce_chunk;           /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */
@@ -69,11 +69,13 @@ struct model_options {
     struct policy policy;              /* of objective_policy; entropy_scale: the coefficient, entropy_from unset */
     const struct objective *objective; /* NULL: objective_sft */
     bool has_reference;                /* the objective calls model_reference */
-    struct adapters *reference; /* planned, of the reference: become the model's own; NULL: it is the base model */
+    struct adapters *reference; /* the reference's adapters, from adapters_plan; the model takes them over. NULL: the
+                                   base model is the reference */
 };
 
-/* A micro-batch in host memory: n_seq packed documents. In a dry run the arrays may be NULL. With a prefix, the pass
- * has no cache, and sequences have two rows or more in the mean: a plan's micro-batch then has room for the array. */
+/* A micro-batch in host memory: n_seq packed documents. In a dry run the arrays may be NULL. With `prefix` the pass
+ * must have no cache, and n_seq must be at most n_tok / 2: the memory that a plan counts for cu, of n_tok sequences,
+ * then has room for cu and prefix. */
 struct model_batch {
     int64_t n_tok, n_seq, n_label, max_len; /* max_len: longest document, tokens in pass.cache included */
     const int32_t *tok, *pos, *cu;          /* [n_tok], [n_tok], [n_seq+1] */
@@ -98,7 +100,7 @@ struct model_pass {
     double sft_scale;       /* 1 / tokens of chosen completions of the step */
     double baseline;        /* KTO's z of the step */
     double entropy_from;    /* of struct policy */
-    double entropy_share;   /* 1 / tokens of the step that have loss: of policy.entropy_scale */
+    double entropy_share;   /* factor of policy.entropy_scale: 1 / tokens of the step that have loss */
     bool wants_reference;   /* objective_policy: computes the reference also where no loss reads it */
     bool measures_baseline; /* forward only: adds the log-ratios of KTO's baseline to the sums */
     double aux_share;       /* weight of this micro-batch in the step's auxiliary loss */
@@ -182,7 +184,7 @@ struct model {
     const int32_t *group_cu;
     struct site_acts end; /* of several streams, before the final norm */
     struct tensor dres;   /* [T, D], with N streams [T, N*D]: gradient of a layer's output in the backward pass */
-    int64_t loss_mark;    /* what follows is released when the backward pass has read it */
+    int64_t loss_mark;    /* of dev->work: model_bwd releases what was allocated after it, once it has used it */
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
     struct teacher kl;                            /* of a pass that distils; else without tensors */
     struct answers answers;                       /* of objective_preference, as the two below */
@@ -217,7 +219,7 @@ void model_end(struct model *m);
  * final hidden states of the labelled rows [n_label, D]. Takes no more work memory than an evaluation. */
 struct tensor model_reference(struct model *m, int64_t n_tok);
 
-/* ---- model_head.c: instead of model_loss, of a pass without backward; all wait for the device */
+/* ---- model_head.c: call these instead of model_loss, in a pass without backward; all wait for the device */
 
 /* Logits of the token after row `row` of the micro-batch: [V] on the host. Needs less work memory than model_loss with
  * two labelled tokens. */

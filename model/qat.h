@@ -21,8 +21,8 @@ struct qat {
                          * share one), by layer; then of the inputs, one per product, by layer */
     int64_t n_amax, n_input;
     struct input_range *seen; /* [n_input] host, while calibrating */
-    int64_t version; /* of the adapters that the weights' amax are of (adapters.version); 0: not computed yet */
-    bool waiting;    /* training is not quantised yet: no amax is kept */
+    int64_t version;          /* adapters.version for which the weights' amax was computed; 0: not computed yet */
+    bool waiting;             /* training is not quantised yet: no amax is kept */
 };
 
 /* Takes amax from dev->state and makes fake quantisation part of the adapters' products (layer_adapt applies it);

@@ -118,8 +118,8 @@ struct weights {
                               packed to. It does not depend on the device, the ranks or decoded layers; 0 in a dry run,
                               unless weights_options.hashed */
     uint64_t base;         /* the same without that format */
-    struct base_hash hash; /* of all bytes that were read, without that format; with expert parallelism of this rank's
-                              experts, until base_hash_join */
+    struct base_hash hash; /* of all bytes that were read, whatever that format is; with expert parallelism it has only
+                              this rank's experts until base_hash_join */
     int64_t n_unused;      /* tensors of the checkpoint that moetrain does not read */
     const char *unused;    /* name of the first of them; valid until st is closed */
 };
@@ -145,7 +145,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
 void weights_free(struct weights *w); /* frees the host table only */
 
 /* The prefix of all names but the head's: "model."; "model.language_model." or "language_model.model." where the
- * checkpoint has other parts than text; "backbone." in Nemotron-H's. With the latter the head is
+ * checkpoint has other parts than text; "backbone." in Nemotron-H's. With "language_model.model." the head is
  * language_model.lm_head. */
 const char *weights_prefix(const struct safetensors *st);
 
@@ -153,8 +153,8 @@ const char *weights_prefix(const struct safetensors *st);
 struct weights_source {
     const struct arch *arch;
     const struct safetensors *st;
-    struct base_hash *hash; /* each part is added outside of a dry run, so that all of them give that of weights_load;
-                               NULL: none */
+    struct base_hash *hash; /* each loaded part is added to it, except in a dry run; after all parts it equals the hash
+                               of weights_load. NULL: none */
 };
 /* Load one part: one layer (packed by q as in weights_load, but without the cache), the embedding, or the head with the
  * final norm and the weights of the streams before it (without streams: zero). Each allocates on dev->weights; the

@@ -36,7 +36,8 @@ int weights_read_put(struct weights_read *f, char *dst, const struct st_tensor *
     return 0;
 }
 
-/* Warns of the first magnitude that no trained norm, bias or sink has: it is finite, and may hide what is damaged. */
+/* Warns of the first value so large that no trained norm, bias or sink has it: it is finite, but suppresses all
+ * others. */
 static void warn_of_magnitude(struct weights_read *f, const struct st_tensor *t, const float *x, int64_t n)
 {
     const float usual = 1e6f;

@@ -50,7 +50,7 @@ void optimizer_alloc(struct optimizer *opt, struct device *dev)
     if (!dev->dry_run) device_upload(dev, opt->map.data, map, (int64_t)sizeof(map));
 }
 
-/* The codes and scales of state i in host memory, beside the map of its codes. */
+/* The codes and scales of state i in host memory, and the values of its codes. */
 struct codes {
     uint8_t *code;
     float *scale, map[256];
@@ -121,7 +121,8 @@ struct optimizer_step optimizer_next(struct optimizer *opt, double lr, double no
     return (struct optimizer_step){.lr = lr, .clip = clip, .n = ++opt->step};
 }
 
-/* The end of the elements from `first` on that have one learning rate; padding belongs to what precedes it. */
+/* The first element after `first` that has another learning rate. Padding has the learning rate of the group before
+ * it. */
 static int64_t find_end(const struct optimizer *opt, int64_t first, double *lr_factor)
 {
     int64_t i = 0;

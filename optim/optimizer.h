@@ -52,7 +52,8 @@ struct host_update {
     struct tensor to;           /* [n_flat] bf16 on the device: working copies of param */
     struct optimizer_step step; /* the noted step */
     int64_t n_layer;
-    bool *copied, *pending; /* [n_layer]: its gradients of this pass are copied out; the noted step is not made yet */
+    bool *copied, *pending; /* [n_layer] the layer's gradients of this pass are copied to the host; its update for the
+                               noted step is still to be made */
     double *ms;             /* [1] the time of all updates so far */
     int grad_ticket, working_ticket; /* of the copies of both */
 };
@@ -71,7 +72,7 @@ struct optimizer {
     double beta1, beta2, eps, weight_decay, clip_norm;
     int64_t step;            /* number of updates done */
     bool host_states;        /* the states are in dev->host instead of dev->state */
-    bool cpu_update;         /* and so are the masters, and the CPU makes the update; not with ZeRO-1 */
+    bool cpu_update;         /* the masters are there too, and the CPU makes the update; not with ZeRO-1 */
     struct host_update host; /* if cpu_update */
 };
 

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-/* What is left of lr - min_lr after a share `done` of the steps that follow the warm-up, and `decayed` of those of
- * WSD's decay. */
+/* The share of lr - min_lr that is left. done: share of the steps after the warm-up that are made; decayed: the same
+ * for the steps of WSD's decay. */
 static double rest_of(const struct schedule *s, double done, double decayed)
 {
     const double pi = 3.14159265358979323846;
@@ -19,7 +19,7 @@ static double rest_of(const struct schedule *s, double done, double decayed)
     return 1;
 }
 
-/* The share of the steps after `first` up to the last that step has done, 0 to 1. */
+/* Position of `step` between `first` (0) and the last step (1), clamped. */
 static double share(const struct schedule *s, int64_t step, int64_t first)
 {
     if (s->total_steps <= first) return 0;

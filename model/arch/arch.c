@@ -36,14 +36,14 @@ struct family {
     bool rotary_dim; /* rotary_dim is read: the number of rotated channels */
     int64_t max_len, window;
     bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
-    bool local_experts;  /* the number of experts is num_local_experts; num_experts is the same, and vice versa */
-    bool rope_named;     /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
-    bool kv_as_heads;    /* num_key_value_heads may be missing: then K = H */
-    bool norm_topk;      /* norm_topk_prob is read; missing means false: gates are not renormalised */
-    bool renormalises;   /* norm_topk_prob is read; missing means true */
-    bool may_be_dense;   /* mlp_only_layers and decoder_sparse_step are read */
-    bool sigmoid;        /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
-    double routed_scale; /* default of routed_scaling_factor; 0: 1 */
+    bool local_experts; /* errors call the number of experts num_local_experts, else num_experts; both names are read */
+    bool rope_named;    /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
+    bool kv_as_heads;   /* num_key_value_heads may be missing: then K = H */
+    bool norm_topk;     /* norm_topk_prob is read; missing means false: gates are not renormalised */
+    bool renormalises;  /* norm_topk_prob is read; missing means true */
+    bool may_be_dense;  /* mlp_only_layers and decoder_sparse_step are read */
+    bool sigmoid;       /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
+    double routed_scale;        /* default of routed_scaling_factor; 0: 1 */
     int64_t n_group, top_group; /* defaults of n_group and topk_group; 0: 1 */
     bool predicts;              /* num_nextn_predict_layers is read */
     bool mtp_modules;           /* num_mtp_modules and mtp_transformer_layers are read */
@@ -344,7 +344,8 @@ static const struct family families[] = {
 static const struct nemotron_kinds nemotron_kinds = {&mixer_mamba, &mixer_attention, &ffn_shared, &ffn_latent,
                                                      &ffn_dense};
 
-/* Classes with a vision tower, of any family: model_type of their text_config names it. */
+/* Whether the class is a vision tower around the text part of any family: model_type of its text_config names the
+ * family. */
 static bool is_wrapper(struct json root)
 {
     static const char *const types[] = {"kimi_k25", "mistral3"};
@@ -382,7 +383,8 @@ static int find_family(const struct family **out, struct json root, struct err *
                       known);
 }
 
-/* Reads a count that has two names; if the file has both, they must be equal. A file without it lacks the first. */
+/* Reads a count that has two names; if the file has both, they must be equal. If it has neither, the error asks for
+ * `name`. */
 static int read_count(struct json root, const char *name, const char *other, int64_t *out, struct err *err)
 {
     int64_t again;
@@ -483,8 +485,7 @@ static int read_rope(struct arch *a, struct json root, const struct family *f, s
     return rope_same(&a->rope[0], &again) ? 0 : rope_differs(other, err);
 }
 
-/* Sizes of latent attention. Its queries and keys have a head each, whatever num_key_value_heads says in other
- * families. */
+/* Sizes of latent attention. Every head has its own keys, so num_key_value_heads must equal the number of heads. */
 static int read_mla(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     struct mla_arch *m = &a->mla;
@@ -653,7 +654,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
     return 0;
 }
 
-/* A limit that is never reached is none, and no mistake. */
+/* The limit of a clamped activation must be at least 0.001. It may be so large that no value reaches it. */
 static int check_glu(struct json root, const struct family *f, double alpha, double limit, struct err *err)
 {
     if (f->glu.kind == GLU_CLAMPED && range_factor(root, "swiglu_alpha", alpha, err)) return -1;
@@ -717,7 +718,7 @@ static int read_kinds(struct arch *a, struct json root, const struct family *f, 
                : 0;
 }
 
-/* A class with other parts has its sizes in text_config. */
+/* A class that has other parts than text keeps the text part's sizes in text_config. */
 static int want_text_config(const struct family *f, struct json root, struct err *err)
 {
     const struct json text = json_find(root, "text_config");

@@ -25,7 +25,7 @@ int64_t arch_qkv_cols(const struct arch *a, int64_t layer);         /* (H + 2K) 
 int64_t arch_q_rows(const struct arch *a, int64_t layer); /* of q_proj: H * A, with an output gate 2 * H * A */
 int64_t arch_expert_cols(const struct arch *a);           /* that routed experts read and write */
 bool arch_is_routed(const struct arch *a, int64_t layer); /* the layer has routed experts */
-/* The tensor with the bias of a router of this name: "mlp.gate.e_score_correction_bias". */
+/* The name of the tensor with the bias of `router`: "mlp.gate.e_score_correction_bias" for "mlp.gate". */
 enum { ARCH_NAME = 96 };
 void arch_router_bias(const struct tensor_names *n, const char *router, char name[ARCH_NAME]);
 float arch_embed_factor(const struct arch *a, const struct device *dev); /* of the embedding, rounded to activations */

@@ -41,7 +41,8 @@ static int read_attention(struct arch *a, struct json root, struct err *err)
 
 /* ---- kinds of layers */
 
-/* Tokens per entry of a kind: a member of compress_rates, of which `older` is another name. */
+/* Tokens per entry of a kind: `name` in compress_rates, or the older key `older` of root. Where a file has both they
+ * must be equal. */
 static int read_ratio(int64_t *ratio, struct json root, const char *name, const char *older, struct err *err)
 {
     const struct json rates = json_find(root, "compress_rates");
@@ -199,8 +200,8 @@ static struct rope_arch plain_rope(const struct arch *a, double theta)
                               .width = a->compress.rope};
 }
 
-/* One of both RoPEs; cos and sin have no factor unless the file names one. YaRN always truncates: transformers does not
- * read the key, and the published code has none. */
+/* One of the two RoPEs; cos and sin have no factor unless the file names one. YaRN always truncates: transformers does
+ * not read the key, and the published code has none. */
 static int read_one(struct rope_arch *r, struct json root, struct json o, struct err *err)
 {
     double factor = 1;

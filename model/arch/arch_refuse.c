@@ -34,7 +34,8 @@ int refuse_routers(struct json root, const char *supported, struct err *err)
     return 0;
 }
 
-/* Keys of DeepSeek's routers with one supported value where the router is a softmax. Families without them lack them.
+/* Keys of DeepSeek's routers that have one supported value if the router is a softmax. Files of other families do not
+ * have these keys.
  */
 int refuse_softmax_variants(struct json root, struct err *err)
 {
@@ -50,7 +51,7 @@ int refuse_softmax_variants(struct json root, struct err *err)
     return 0;
 }
 
-/* A null is neither the default nor one group: transformers stops at it. */
+/* transformers fails on a null in these keys: null means neither the default nor one group. */
 int refuse_null_groups(struct json root, struct err *err)
 {
     static const char *const keys[] = {"n_group", "topk_group"};

@@ -26,7 +26,7 @@ int rope_find(struct json *scaling, struct json *other, struct json root, struct
     return 0;
 }
 
-/* Formulas and their numbers; those of YaRN only where it is used. */
+/* Whether a and b have the same formula and numbers. YaRN's numbers are compared only if both use YaRN. */
 bool rope_same(const struct rope_arch *a, const struct rope_arch *b)
 {
     if (a->theta != b->theta || a->width != b->width || a->n_pair != b->n_pair || a->yarn != b->yarn) return false;

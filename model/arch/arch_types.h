@@ -13,7 +13,8 @@ struct rope_arch {
     double query_beta;   /* queries grow with the position: beta of struct mla_shape, whose beta_len is original_len */
     int64_t original_len;
     int64_t width;  /* rotated channels of a head, from the first on */
-    int64_t n_pair; /* proportional RoPE: pairs that rotate, the others have angle 0; divided by factor. 0: no such */
+    int64_t n_pair; /* proportional RoPE: number of pairs that rotate, at frequencies divided by `factor`; the others
+                       have angle 0. 0: not proportional */
     bool yarn, truncate;
 };
 
@@ -43,11 +44,12 @@ struct tensor_names {
     const char *qk_norm[2]; /* norms of q and k; NULL: self_attn.q_norm, self_attn.k_norm */
     const char *dense[3];   /* modules of a dense network: gate, up, down; NULL: mlp.gate_proj, ... */
     const char *embed, *last_norm; /* outside the layers; NULL: embed_tokens, norm */
-    const char *router_scale; /* per channel of the router's own norm of the residual; NULL: it reads what the experts
-                                 read. Only with ffn_parallel */
+    const char *router_scale; /* per channel, of the router's separate norm of the residual; NULL: the router reads what
+                                 the experts read. Only with ffn_parallel */
     const char *gate_scale;   /* of the experts' gates, per expert; NULL: none. Only with router_scale */
     const char *layer_scale;  /* of the output of a layer, one number; NULL: none */
-    const char *router_bias;  /* suffix of the router's bias; NULL: ".bias". Without a dot: the name beside it */
+    const char *router_bias;  /* suffix of the router's bias; NULL: ".bias". Without a dot it replaces the last part of
+                                 the router's name */
     const char *shared;       /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
     const char *shared_gate;  /* the gate of the shared experts; NULL: none */
     const char *excluded;     /* regular expression of other parts' modules that have the names of targets, or NULL */
@@ -139,7 +141,7 @@ struct arch {
     bool router_unbiased;    /* config.json says that routers lack the bias of their family */
     bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
     bool transposed_experts; /* transformers stores the stacks of experts as [E, in, out] */
-    bool attn_gate;          /* the rows of q_proj are, of every head, those of q, then those of an output gate */
+    bool attn_gate;          /* q_proj has for every head the rows of q, then the rows of an output gate */
     bool value_norm;         /* values have an RMSNorm per head, without weight; with QK_NORM_HEAD */
     bool embed_scaled;       /* the embedding is multiplied by sqrt(d_model), rounded to the dtype of activations */
     float logit_cap;         /* logits are cap tanh(z / cap); 0: z */

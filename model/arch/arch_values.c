@@ -118,7 +118,7 @@ static void write_value(char *text, size_t size, enum kind kind, const void *at)
     }
 }
 
-/* Sizes of attention where they differ from those of the rows; whether values are keys. */
+/* The layer's heads, if they differ from those that the table records; whether values are keys. */
 static void write_heads(char text[96], const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer), *first = &a->attn[0];

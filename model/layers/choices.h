@@ -1,5 +1,5 @@
-/* choices.h - the routers' choice of experts in a pass: recorded for the caller, or given by it. Then route.idx of the
- * layers are views of one tensor.
+/* choices.h - the routers' choice of experts in a pass: recorded for the caller, or given by it. In both cases
+ * route.idx of the layers are views of one tensor.
  *
  * Layers whose router chooses by logits count; those of DeepSeek-V4 that choose by the token's id do not. */
 #ifndef MT_CHOICES_H

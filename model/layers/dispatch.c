@@ -121,7 +121,8 @@ static struct chunk chunk_of(const struct block *b, const struct layer_acts *s, 
 
 static struct tensor tokens(struct tensor x, const struct chunk *p) { return tensor_rows(x, p->first, p->n_tok); }
 
-/* The route of this rank's tokens in a chunk, sorted by expert within the chunk. offs is unused: the whole layer's. */
+/* The route of this rank's tokens in a chunk, sorted by expert within the chunk. offs is that of the whole layer, and
+ * is not read. */
 static struct route route_local(const struct layer_acts *s, const struct chunk *p)
 {
     const struct route *r = &s->moe.route;

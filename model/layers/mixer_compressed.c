@@ -32,7 +32,7 @@ static struct shared_attn_shape attention_of(const struct block *b)
                                       .scale = h->scale};
 }
 
-/* Entries of a width: those of attention, or of the indexer. */
+/* The shape of entries with `width` columns: those of attention, or of the indexer. */
 static struct compress_shape entries_of(const struct arch *a, enum compress_kind kind, int64_t width)
 {
     return (struct compress_shape){
@@ -349,7 +349,8 @@ static struct past past_of(const struct block *b, const struct pages *pages)
     return (struct past){.pages = pages, .pos = b->pos, .seqs = b->seqs};
 }
 
-/* Stores the entries that are complete with the tokens of pair, then these; ring: columns of the rows PAIRS. */
+/* Stores the entries that the tokens of `pair` complete, then the values and gates of these tokens in `ring`, some
+ * columns of the rows PAIRS. */
 static void store_entries(const struct block *b, struct tensor pair, struct pages ring, const struct pages *entries,
                           const struct entry_weights *e)
 {
@@ -371,7 +372,7 @@ static void store_entries(const struct block *b, struct tensor pair, struct page
     arena_release(work, mark);
 }
 
-/* After project, and where the layer has entries with t->pair. */
+/* Call it after project; in layers with entries t->pair must be computed too. */
 static void store(const struct block *b, const struct layer_acts *s)
 {
     struct device *dev = b->dev;
@@ -399,7 +400,7 @@ static void prefill(const struct block *b, struct layer_acts *s, struct tensor y
     store(b, s);
 }
 
-/* The entries that tokens see, on dev->work; absent where every token sees all of its sequence's. */
+/* The entries that tokens see, on dev->work; absent where every token sees all entries of its sequence. */
 static struct tensor choose_stored(const struct block *b, const struct layer_acts *s)
 {
     struct device *dev = b->dev;

@@ -18,7 +18,8 @@ static int64_t key_cols(const struct arch *a) { return a->delta.shape.n_key * a-
 static int64_t value_cols(const struct arch *a) { return a->delta.shape.n_value * a->delta.shape.value_dim; }
 static int64_t qkv_cols(const struct arch *a) { return 2 * key_cols(a) + value_cols(a); }
 
-/* The norm of the output rounds before its weight, other than those of the residual stream. */
+/* The norm of the output rounds x * rstd before it multiplies by the weight, unlike the norms of the residual
+ * stream. */
 static struct norm norm_of(const struct arch *a) { return (struct norm){.eps = a->norm.eps, .round_twice = true}; }
 
 static struct row_order order_in(const struct arch *a)

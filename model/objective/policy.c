@@ -12,7 +12,7 @@ static struct tensor push_i32(struct model *m, const int32_t *host, int64_t n)
     return t;
 }
 
-/* A number per label, or an absent tensor. A dry run counts all. */
+/* Uploads a number per label; an absent tensor if host is NULL. A dry run always allocates it. */
 static struct tensor push_labels(struct model *m, const float *host)
 {
     struct device *dev = m->dev;

@@ -30,7 +30,7 @@ char *base_hash_text(const struct base_hash *h);
 struct base_model {
     uint64_t sample; /* weights.base */
     char *weights;   /* base_hash_text; NULL: unknown, as of older versions */
-    char *config;    /* JSON: the values of model/arch/arch_values.h; likewise */
+    char *config;    /* JSON: the values of model/arch/arch_values.h; NULL: unknown */
 };
 void base_model_copy(struct base_model *to, const struct base_model *from); /* frees what `to` had */
 void base_model_free(struct base_model *m);

@@ -98,7 +98,8 @@ void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, has
     if (whole) base_hash_bytes(ck->hash, whole, sum, ck->reader == READ_HERE);
 }
 
-/* A tensor whose bytes the caller hashes where it reads them, as all ranks of the group do not read all of them. */
+/* Finds a tensor whose bytes the caller hashes where it reads them, because a rank of the group reads only some of
+ * them. */
 const struct st_tensor *checkpoint_find_data(struct checkpoint *ck, const char *name, struct err *err)
 {
     char full[512], other[512];

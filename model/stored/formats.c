@@ -1,5 +1,6 @@
 /* formats.c - quantised formats that moetrain does not read. A tensor's suffix and dtype, and a tensor beside it, tell
- * the format: config.json may name none, as of MLX, or describe a checkpoint that was decoded since. */
+ * the format: config.json may name no format, as that of MLX models, or describe a checkpoint that was decoded
+ * since. */
 #include "model/stored/formats.h"
 
 #include <stdio.h>

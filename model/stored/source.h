@@ -25,9 +25,9 @@ const char *source_decoded(const struct source *s); /* "fp8" or "int4", whose fo
 /* The format in memory of n sources: with `keep` that of their codes, if all have the same kind of codes and scales;
  * else that of the first source, which may be decoded. */
 enum weight_format source_held(const struct source *s, int64_t n, bool keep);
-/* struct weight's block in format `to`: its own, or one that keeps its codes. */
+/* block of struct weight for this source in format `to`: values or columns per scale; 0 for a dense format. */
 int64_t source_block(const struct source *s, const struct format *to);
-/* The bytes of a plane of `to`; whether they are those of s->plane[plane]. */
+/* source_bytes: bytes of a plane of `to`. source_is_plane: whether s->plane[plane] has these bytes as they are. */
 int64_t source_bytes(const struct source *s, const struct format *to, int plane);
 bool source_is_plane(const struct source *s, const struct format *to, int plane);
 /* An error for scales that no quantiser writes. finite.h has the check of values, which includes this one. */

@@ -67,7 +67,8 @@ int stored_damaged(const struct st_tensor *scale, float value, struct err *err)
 
 /* ---- the table ---- */
 
-/* Products with a matrix of these quantisations need more than the matrix, which could be read. */
+/* An error if one of these tensors is beside the matrix. The matrix could be read, but its products would also need
+ * that tensor. */
 static int refuse(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     static const char *const parts[] = {".pre_quant_scale", ".svdquant_lora_a", ".weight_zero_point"};

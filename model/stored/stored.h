@@ -15,7 +15,7 @@ struct stored_tensor {
 };
 struct stored_layout {
     enum weight_format format; /* of its codes in memory; WF_NONE: they are decoded, or it has none */
-    /* By the planes of struct weight that have their bytes, or are computed from them. */
+    /* The file's tensors, each under the plane of struct weight that has its bytes or is computed from it. */
     union {
         struct stored_tensor plane[PLANES];
         struct {
@@ -41,10 +41,10 @@ struct source {
     int64_t n_out, n_in;
     int64_t block;                  /* bitsandbytes: values per absmax; INT4: columns per scale; else 0 */
     int64_t scale_rows, scale_cols; /* FP8: rows and columns per scale; else 0 */
-    int64_t first_row;              /* its first row in the matrix that its scales are for; source_runs sets it */
-    bool transposed;                /* stored as [in, out] */
-    bool scale2_divides;            /* as in struct weight */
-    float offset;                   /* bitsandbytes: of a nested absmax */
+    int64_t first_row;   /* where its rows begin in the matrix that the scales are for; source_runs sets it */
+    bool transposed;     /* stored as [in, out] */
+    bool scale2_divides; /* as in struct weight */
+    float offset;        /* bitsandbytes: of a nested absmax */
     /* Its tensors, by the plane whose bytes they have, or from which source_copy computes planes; the others are NULL.
      * FP8 and INT4 have `scale`. */
     union {
