@@ -616,6 +616,24 @@ static void lists_are_compared_by_meaning(void **state)
     assert_says(said.err, "other settings, train.seed: 0 -> 1: ");
 }
 
+/* A checkpoint of a version whose default learning rate was written as a number. */
+static void the_default_rate_is_no_other_setting(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN(config), 0);
+    forge(config, "\"optim.lr\": \"auto\"", "\"optim.lr\": \"0.0002\"");
+    assert_int_equal(RUN(config), 0);
+    assert_says(said.err, "this run is complete");
+    assert_null(strstr(said.err, "other settings"));
+    assert_int_equal(RUN(config, "--set", "optim.lr=2e-5"), 0);
+    assert_says(said.err, "other settings are not used, as no step is left: optim.lr: 0.0002 -> 2e-05\n");
+    assert_int_equal(RUN(config, "--set", "train.steps=3"), 0);
+    assert_says(said.err, "other settings from step 3 on: train.steps: 2 -> 3\n");
+    assert_int_equal(RUN(config, "--set", "train.steps=4", "--set", "optim.lr=2e-4"), 0);
+    assert_says(said.err, "other settings from step 4 on: train.steps: 3 -> 4\n");
+}
+
 /* 8-bit moments: a run continues with the same bytes, also with other ranks that divide the moments. */
 static void eight_bit_moments_continue(void **state)
 {
@@ -662,7 +680,7 @@ int test_resume(void)
         cmocka_unit_test(changed_weights_are_refused),     cmocka_unit_test(later_checkpoints_are_left),
         cmocka_unit_test(best_of_later_steps_is_left),     cmocka_unit_test(another_run_is_archived),
         cmocka_unit_test(finished_runs_keep_their_record), cmocka_unit_test(finished_runs_load_nothing),
-        cmocka_unit_test(older_hashes_are_not_compared),
+        cmocka_unit_test(older_hashes_are_not_compared),   cmocka_unit_test(the_default_rate_is_no_other_setting),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

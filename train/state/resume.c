@@ -71,10 +71,23 @@ static bool same_teacher(const char *old, const char *new)
     return !find_teacher(&a, before) || (a.st_dev == b.st_dev && a.st_ino == b.st_ino);
 }
 
-/* Whether two texts of an option mean the same. Earlier versions wrote the default of objective.beta as 0. */
-static bool same_value(const char *name, const char *old, const char *new)
+/* optim.lr = `text` of a run like cfg. */
+static double rate_of(const struct config *cfg, const char *text)
+{
+    struct config *c = mem_alloc(sizeof(*c));
+    struct err unused;
+    *c = *cfg;
+    const double rate = config_set_key(c, "optim.lr", text, "", &unused) ? NAN : config_lr(c);
+    mem_free(c);
+    return rate;
+}
+
+/* Whether two texts of an option mean the same. Earlier versions wrote the default of objective.beta as 0, and that of
+ * optim.lr as the number. */
+static bool same_value(const struct config *cfg, const char *name, const char *old, const char *new)
 {
     if (!strcmp(name, "objective.beta")) return !strcmp(old, "0") && !strcmp(new, "auto");
+    if (!strcmp(name, "optim.lr")) return fabs(rate_of(cfg, old) - rate_of(cfg, new)) <= 0;
     return !strcmp(name, "distill.teacher") && same_teacher(old, new);
 }
 
@@ -138,7 +151,7 @@ static struct changes compare(const struct resume *r, const struct config *cfg, 
         if (same_lists && is_adapter_list(now->name)) continue;
         if (config_unused(cfg, now->name) && was_unused(settings, now->name)) continue;
         const char *old = saved_text(settings, defaults, i, unset);
-        if (strcmp(old, now->text) && !same_value(now->name, old, now->text))
+        if (strcmp(old, now->text) && !same_value(cfg, now->name, old, now->text))
             changes_add(&c, now->name, old, now->text);
     }
     mem_free(now);
