@@ -12,6 +12,7 @@
 #include "train/report/compare.h"
 #include "train/report/run_summary.h"
 #include "train/reward/verify.h"
+#include "train/rollout/eval_reward.h"
 #include "train/synth/synth.h"
 #include "train/tools/commands.h"
 #include "train/tools/init.h"
@@ -83,7 +84,8 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     if (rc) return rc < 0 ? -1 : code;
     rc = launch_meet(&all, &place, cfg, err);
     if (!rc && all.rank == 0) config_warn_unused(cfg);
-    if (!rc && eval) rc = commands_eval(cfg, adapted ? adapter : NULL, &all, err);
+    if (!rc && eval)
+        rc = (config_is_online(cfg) ? eval_reward_run : commands_eval)(cfg, adapted ? adapter : NULL, &all, err);
     if (!rc && !eval) rc = loop_train(cfg, &all, &hook, err);
     if (rc < 0) return rank_error(&all, &place, err);
     if (!eval && all.rank == 0) run_summary_print(cfg, cli_program, suited.export_to, stderr);

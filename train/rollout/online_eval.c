@@ -29,9 +29,15 @@ static int read_stats(const struct online *o, const struct round *r, struct roll
     return rc;
 }
 
-int online_evaluate(struct online *o, int64_t step, bool (*stop)(void), struct online_eval *out, struct err *err)
+int64_t online_eval_prompts(const struct online *o)
 {
     const struct config *cfg = o->run->cfg;
+    const int64_t n = o->run->eval.n_docs;
+    return cfg->eval.max_batches ? MT_MIN(n, cfg->eval.max_batches * cfg->train.micro_batch) : n;
+}
+
+int online_evaluate(struct online *o, int64_t step, bool (*stop)(void), struct online_eval *out, struct err *err)
+{
     const double start = clock_ms();
     struct round_options opt = {.run = o->run,
                                 .rewards = o->rewards,
@@ -41,9 +47,8 @@ int online_evaluate(struct online *o, int64_t step, bool (*stop)(void), struct o
                                 .step = step,
                                 .key = "eval",
                                 .stop = stop};
-    int64_t n = o->run->eval.n_docs;
+    const int64_t n = online_eval_prompts(o);
     struct round r;
-    if (cfg->eval.max_batches) n = MT_MIN(n, cfg->eval.max_batches * cfg->train.micro_batch);
     struct round_prompt *prompts = mem_array(n, sizeof(*prompts));
     for (int64_t i = 0; i < n; i++) prompts[i] = (struct round_prompt){.row = row_of(o, i), .group = i};
     opt.params.temperature = 0;

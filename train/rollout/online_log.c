@@ -5,8 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Members of both events; prefix: of evaluations. */
-static void put_stats(struct json_out *out, const struct online *o, const struct rollout_stats *s, const char *prefix)
+void online_log_stats(struct json_out *out, const struct online *o, const struct rollout_stats *s, const char *prefix)
 {
     const struct {
         const char *name;
@@ -47,7 +46,7 @@ void online_log_batch(struct metrics *m, const struct online *o, const struct on
            100 * s->cut, str_count(speed, (int64_t)tok_s), f64_unsigned_nan(p->mean));
     fflush(stdout);
     metrics_event_open(&out, "rollouts", o->first + 1);
-    put_stats(&out, o, s, "");
+    online_log_stats(&out, o, s, "");
     json_out_f64(&out, "frac_reward_zero_std", s->zero_std);
     json_out_i64(&out, "rows", s->n);
     json_out_i64(&out, "num_tokens", s->n_tok);
@@ -74,7 +73,7 @@ void online_log_eval(struct metrics *m, const struct online *o, const struct onl
            s->reward, (long long)s->n, str_plural(s->n), s->length, 100 * s->cut, best ? ", best" : "");
     fflush(stdout);
     metrics_event_open(&out, "eval", step);
-    put_stats(&out, o, s, "eval_");
+    online_log_stats(&out, o, s, "eval_");
     json_out_i64(&out, "tokens", s->n_tok);
     json_out_bool(&out, "best", best);
     snprintf(text, sizeof(text), "%016" PRIx64, held_out);

@@ -6,6 +6,8 @@
 #include "train/rollout/online_batches.h"
 #include "train/rollout/online_eval.h"
 
+/* Rewards and lengths as members of an event. prefix: of their names. */
+void online_log_stats(struct json_out *out, const struct online *o, const struct rollout_stats *s, const char *prefix);
 /* The event `rollouts` and a line. */
 void online_log_batch(struct metrics *m, const struct online *o, const struct online_proof *p);
 /* The event `eval` and a line. best: the reward is the highest so far. */
