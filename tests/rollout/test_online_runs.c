@@ -150,6 +150,33 @@ static void offline(void **state)
     assert_true(adapter_error(online, recorded) < 1e-4);
 }
 
+/* The commands that the end of a run names, and others that read its data, take prompts. */
+static void commands_after_a_run(void **state)
+{
+    (void)state;
+    char reward[64], rows[MT_PATH];
+    const char *run = config_of("");
+    if (RUN(SETS(run))) fail_msg("%s", said.err);
+    snprintf(reward, sizeof(reward), "\"reward\":%.17g,", number_of(run, "eval", 4, "eval_reward"));
+    if (RUN("eval", SETS(run))) fail_msg("%s", said.err);
+    assert_says(said.out, reward);
+    if (RUN("eval", SETS(run, "--set", "train.device=cpu", "--set", "parallel.cpu_ranks=2"))) fail_msg("%s", said.err);
+    assert_says(said.out, reward);
+    if (RUN("export", SETS(run, "--to", "vllm"))) fail_msg("%s", said.err);
+    assert_says(said.err, "written and verified");
+    if (RUN("check", SETS(run))) fail_msg("%s", said.err);
+    assert_says(said.out, "verdict: ok");
+    if (RUN("tokens", SETS(run))) fail_msg("%s", said.err);
+    assert_says(said.out, "c|ats| and|");
+    assert_int_equal(RUN("eval", SETS(run, "--generate", "--verifier", "exact")), 1);
+    assert_says(said.err, "data.eval has prompts of online RL: name their file by --input FILE");
+    snprintf(rows, sizeof(rows), "data.train=%s", process_output(run, "rollouts/step-000001.jsonl"));
+    if (RUN("check",
+            SETS(run, "--set", "data.format=rollouts", "--set", rows, "--set", "data.eval=", "--set", "eval.every=0")))
+        fail_msg("%s", said.err);
+    assert_says(said.out, "verdict: ok");
+}
+
 /* Without weights that correct for the sampler, too, a difference over the bound ends the run. */
 static void sampler_is_compared(void **state)
 {
@@ -211,8 +238,12 @@ static void refused(void **state)
 
 int test_online_runs(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kills_and_ranks),     cmocka_unit_test(log_and_iterations),    cmocka_unit_test(offline),
-        cmocka_unit_test(sampler_is_compared), cmocka_unit_test(stopped_while_waiting), cmocka_unit_test(refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks),
+                                       cmocka_unit_test(log_and_iterations),
+                                       cmocka_unit_test(offline),
+                                       cmocka_unit_test(commands_after_a_run),
+                                       cmocka_unit_test(sampler_is_compared),
+                                       cmocka_unit_test(stopped_while_waiting),
+                                       cmocka_unit_test(refused)};
     return cmocka_run_group_tests_name("online_runs", tests, NULL, NULL);
 }

@@ -10,7 +10,7 @@
 #include "data/rollout/routing_text.h"
 #include "tests/test.h"
 #include "train/rollout/journal.h"
-#include "train/rollout/prompt_rows.h"
+#include "train/run/prompt_rows.h"
 #include "train/rollout/rollout_lines.h"
 #include "train/rollout/rollout_stats.h"
 

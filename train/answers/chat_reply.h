@@ -4,7 +4,7 @@
 
 #include "train/answers/chat_talk.h"
 #include "train/generate/engine.h"
-#include "train/generate/prompt.h"
+#include "train/run/prompt.h"
 #include "train/models/message.h"
 
 struct chat_replies {

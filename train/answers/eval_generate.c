@@ -241,6 +241,9 @@ static int open_questions(struct eval_generate *g, struct err *err)
                        questions_read(&g->qs, &g->run, o->input, o->reference, &d, most, err)
                    ? -1
                    : 0;
+    if (g->cfg->data.prompts)
+        return err_set(err, "data.eval has prompts of online RL: name their file by --input FILE and the key of the "
+                            "right answer by --reference KEY, or leave out --generate for the held-out reward");
     if (run_open_data(&g->run, false, err)) return -1;
     if (!g->run.eval.n_docs)
         return err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train, or --input");

@@ -111,7 +111,8 @@ struct config {
         int format, loss_on, overlong, dropped; /* enum data_format, loss_on, overlong, chat_on_dropped */
         int special_text, sample_by;            /* enum special_text, sample_by */
         int eval_format;                        /* CFG_EVAL_FORMAT_SAME, or enum data_format + 1 */
-        int answers; /* enum data_format of the objective that config_without_teacher removed; 0: any */
+        int answers;  /* enum data_format of the objective that config_without_teacher removed; 0: any */
+        bool prompts; /* rows are prompts: it removed online RL */
         int64_t seq_len, max_samples; /* 0: all */
         bool packing, shuffle, split_turns;
         char system[2048], chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
@@ -230,7 +231,7 @@ int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* The [lora] section; its texts are those of c. */
 struct lora_options config_lora(const struct config *c);
 /* For commands that do not train or evaluate: [objective] and [distill] as if they were not there, and what goes with
- * them. Rows of preferences are still read as such. */
+ * them. Rows of preferences, of rollouts and of prompts are still read as such. */
 void config_without_teacher(struct config *c);
 /* For commands that generate: no data sets and evaluations, a micro-batch of one sequence. */
 void config_without_data(struct config *c);

@@ -147,7 +147,11 @@ void config_without_teacher(struct config *c)
 {
     struct config *defaults = mem_alloc(sizeof(*defaults));
     config_defaults(defaults);
-    if (c->objective.kind != CFG_SFT) c->data.answers = c->objective.kind == CFG_KTO ? DATA_LABELLED : DATA_PREFERENCE;
+    c->data.prompts = config_is_online(c);
+    if (c->objective.kind >= CFG_GRPO)
+        c->data.answers = c->data.prompts ? DATA_AUTO : DATA_ROLLOUTS;
+    else if (c->objective.kind != CFG_SFT)
+        c->data.answers = c->objective.kind == CFG_KTO ? DATA_LABELLED : DATA_PREFERENCE;
     c->objective = defaults->objective;
     c->distill = defaults->distill;
     c->eval.best = defaults->eval.best;

@@ -2,7 +2,7 @@
 #ifndef MT_EVAL_PROMPTS_H
 #define MT_EVAL_PROMPTS_H
 
-#include "train/generate/prompt.h"
+#include "train/run/prompt.h"
 
 enum { SAMPLES_MAX = 64 };
 

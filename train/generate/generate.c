@@ -9,7 +9,7 @@
 #include "train/generate/engine.h"
 #include "train/generate/generate_rows.h"
 #include "train/generate/printable.h"
-#include "train/generate/prompt.h"
+#include "train/run/prompt.h"
 #include "train/tools/tokens.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)

@@ -2,7 +2,7 @@
 #ifndef MT_ROW_REQUEST_H
 #define MT_ROW_REQUEST_H
 
-#include "train/generate/prompt.h"
+#include "train/run/prompt.h"
 #include "train/generate/sample.h"
 
 /* Values for keys that a row does not set, from the options of the command. The seed of a row without one is a hash of

@@ -7,64 +7,21 @@
 #include <string.h>
 
 #include "data/file/file.h"
-#include "data/duplicates.h"
 #include "data/rollout/advantages.h"
 #include "data/rollout/rollout_documents.h"
 #include "train/rollout/rollout_lines.h"
 
-/* ---- data ---- */
-
-static void print_prompts(const char *what, const struct dataset *ds)
-{
-    char a[32], b[32];
-    int64_t longest = 0;
-    for (int64_t d = 0; d < ds->n_docs; d++) longest = MT_MAX(longest, ds->doc_off[d + 1] - ds->doc_off[d]);
-    log_info("%s: %s prompt%s, %s tokens (longest %lld), %lld too long and left out", what, str_count(a, ds->n_docs),
-             str_plural(ds->n_docs), str_count(b, ds->n_tokens), (long long)longest, (long long)ds->n_overlong);
-}
-
-static int load(struct prompt_rows *p, struct dataset *ds, const struct run *r, const char *files, bool eval,
-                struct err *err)
-{
-    const struct config *cfg = r->cfg;
-    const bool own = eval && strcmp(cfg->data.eval_columns, "same");
-    const int64_t most = cfg->data.seq_len - cfg->objective.max_completion_length;
-    if (prompt_rows_load(p, r, files, own ? cfg->data.eval_columns : cfg->data.columns, most, err))
-        return err_prefix(err, eval ? "data.eval" : "data.train");
-    prompt_rows_documents(p, ds);
-    return 0;
-}
-
 int online_open(struct online *o, struct run *r, struct err *err)
 {
     const struct config *cfg = r->cfg;
-    struct dataset_options opt;
     *o = (struct online){.run = r, .set = online_settings_of(cfg), .first = -1, .of_epoch = -1};
-    if (file_in(o->dir, cfg->output.dir, "rollouts", err) || run_open_tokenizer(r, &opt, NULL, err)) return -1;
-    if (!cfg->data.train[0]) return err_set(err, "data.train is not set: name files of prompts");
-    if (load(&o->train, &r->train, r, r->train_files, false, err)) return -1;
-    if (cfg->data.eval[0] && load(&o->eval, &r->eval, r, r->eval_files, true, err)) return -1;
-    if (!cfg->data.eval[0] && cfg->data.eval_split > 0) {
-        if (dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
-        r->train.hash = rng_u64(r->train.hash, o->train.hash);
-        r->eval.hash = rng_u64(r->eval.hash, o->train.hash);
-    }
-    print_prompts("train", &r->train);
-    if (r->eval.n_docs) print_prompts("held out", &r->eval);
+    if (file_in(o->dir, cfg->output.dir, "rollouts", err) || run_open_prompts(r, &o->train, &o->eval, err)) return -1;
     if (r->train.n_docs < o->set.n_group)
         log_warn("a generation batch takes %lld prompts, and there are %lld: a batch has prompts twice",
                  (long long)o->set.n_group, (long long)r->train.n_docs);
-    const int64_t shared = duplicates_shared(&r->eval, &r->train);
-    if (shared)
-        log_warn("%lld held-out prompt%s also in the training data: the held-out reward will be optimistic",
-                 (long long)shared, shared == 1 ? " is" : "s are");
     o->rules = message_rules_of(r->chat);
     o->rows.n_routing = choices_layers(&r->arch) * r->arch.top_k;
-    if (!(o->rewards = rewards_open(cfg, r->par.ep->rank == 0, err))) return -1;
-    return comm_agree(r->par.all, "set of prompts", r->train.hash, err) ||
-                   comm_agree(r->par.all, "set of held-out prompts", r->eval.hash, err)
-               ? -1
-               : 0;
+    return (o->rewards = rewards_open(cfg, r->par.ep->rank == 0, err)) ? 0 : -1;
 }
 
 void online_close(struct online *o)

@@ -7,7 +7,7 @@
 #include "train/models/message.h"
 #include "train/reward/rewards.h"
 #include "train/rollout/journal.h"
-#include "train/rollout/prompt_rows.h"
+#include "train/run/prompt_rows.h"
 
 /* What the rounds of a run have in common. */
 struct round_options {

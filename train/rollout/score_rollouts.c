@@ -9,7 +9,7 @@
 #include "train/launch/process.h"
 #include "train/models/message.h"
 #include "train/reward/rewards.h"
-#include "train/rollout/prompt_rows.h"
+#include "train/run/prompt_rows.h"
 #include "train/rollout/rollout_lines.h"
 
 enum { BATCH = 256 }; /* rows of a step, or more to end a group */

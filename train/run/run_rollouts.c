@@ -44,6 +44,7 @@ static int check_rows(const struct run *r, struct err *err)
 {
     const struct config *c = r->cfg;
     const int64_t n = policy_generation_rows(c), rows = r->rollouts.n;
+    if (c->objective.kind < CFG_GRPO) return 0; /* texts like others (config_without_teacher) */
     const bool is_set = c->objective.is_mode != CFG_IS_AUTO && c->objective.is_mode != CFG_IS_NONE;
     if (rollouts_check_groups(&r->rollouts, c->objective.num_generations, err)) return -1;
     if (rows % n)
@@ -75,7 +76,7 @@ int run_open_rollouts(struct run *r, struct err *err)
     if (check_routing(r, &n_routing, err)) return -1;
     if (n_routing) log_info("rollouts: experts are those of the sampler (`routing`)");
     rollout_documents(&r->train, &r->rollouts, c->objective.mask_truncated);
-    log_info("rollouts: %lld rows, %lld groups, %lld with log-probabilities of the sampler", (long long)r->rollouts.n,
-             (long long)(r->rollouts.n / c->objective.num_generations), (long long)r->rollouts.n_logprobs);
+    log_info("rollouts: %lld rows, %lld with log-probabilities of the sampler", (long long)r->rollouts.n,
+             (long long)r->rollouts.n_logprobs);
     return 0;
 }

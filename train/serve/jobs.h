@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 
 #include "train/generate/engine.h"
-#include "train/generate/prompt.h"
+#include "train/run/prompt.h"
 #include "train/models/models.h"
 
 /* A sample so far; as struct sample. */

@@ -13,7 +13,7 @@
 #include "data/json/text.h"
 #include "data/tokenizer/normalize.h"
 #include "train/objective/run_objective.h"
-#include "train/run/run.h"
+#include "train/run/prompt_rows.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)
 
@@ -177,29 +177,38 @@ static void put_batch(struct tokens *t, const struct run *r, const struct batch 
     mem_free(mask);
 }
 
+/* The prompts of online RL, without loss: it samples the completions. */
+static int load_prompts(struct run *r, struct err *err)
+{
+    struct prompt_rows rows;
+    const int64_t most = r->cfg->data.seq_len - r->cfg->objective.max_completion_length;
+    if (prompt_rows_load(&rows, r, r->train_files, r->cfg->data.columns, most, err)) return -1;
+    prompt_rows_documents(&rows, &r->train);
+    prompt_rows_free(&rows);
+    return 0;
+}
+
+/* The documents of data.train that are not held out. */
+static int load_documents(struct run *r, struct err *err)
+{
+    const struct config *cfg = r->cfg;
+    struct dataset_options opt;
+    char cache[MT_PATH];
+    if (run_objective_check(cfg, err)) return -1;
+    if (!(r->train_files = hub_data(cfg->data.train, err))) return err_prefix(err, "data.train");
+    if (run_open_arch(r, false, NULL, err) || run_open_tokenizer(r, &opt, cache, err)) return -1;
+    if (!cfg->data.train[0]) return err_set(err, "data.train is not set: name the files to train on");
+    if (config_is_online(cfg) ? load_prompts(r, err) : dataset_load(&r->train, r->train_files, r->tok, &opt, err))
+        return err_prefix(err, "data.train");
+    return cfg->data.eval[0] ? 0
+                             : dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err);
+}
+
 static int show_config(struct tokens *t, struct err *err)
 {
     struct run r = {.cfg = t->cfg};
-    struct dataset_options opt;
-    char cache[MT_PATH];
     int rc = -1;
-    if (run_objective_check(t->cfg, err)) goto out;
-    if (!(r.train_files = hub_data(t->cfg->data.train, err))) {
-        (void)err_prefix(err, "data.train");
-        goto out;
-    }
-    if (run_open_arch(&r, false, NULL, err) || run_open_tokenizer(&r, &opt, cache, err)) goto out;
-    if (!t->cfg->data.train[0]) {
-        err_set(err, "data.train is not set: name the files to train on");
-        goto out;
-    }
-    if (dataset_load(&r.train, r.train_files, r.tok, &opt, err)) {
-        (void)err_prefix(err, "data.train");
-        goto out;
-    }
-    if (!t->cfg->data.eval[0] && /* without the held-out documents */
-        dataset_split(&r.train, &r.eval, t->cfg->data.eval_split, (uint64_t)t->cfg->train.seed, err))
-        goto out;
+    if (load_documents(&r, err)) goto out;
     struct loader_options lo = run_loader_options(t->cfg, true);
     struct loader *loader = loader_open(&r.train, &lo, (struct loader_pos){0, t->o->row});
     int64_t n = loader_epoch_batches(loader, 0);

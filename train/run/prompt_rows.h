@@ -2,7 +2,7 @@
 #ifndef MT_PROMPT_ROWS_H
 #define MT_PROMPT_ROWS_H
 
-#include "train/generate/prompt.h"
+#include "train/run/prompt.h"
 
 struct prompt_row {
     struct prompt prompt;
@@ -24,6 +24,9 @@ int prompt_rows_load(struct prompt_rows *p, const struct run *r, const char *fil
                      int64_t most_tok, struct err *err) MT_CHECK;
 /* The prompts as documents of a data set, document i of row i: what order, epochs and hashes are of. */
 void prompt_rows_documents(const struct prompt_rows *p, struct dataset *ds);
+/* Tokenizer and rows of data.train and data.eval, and r->train and r->eval of their documents, without loss; with
+ * data.eval_split the held-out rows are in `train`. train NULL: data.eval alone. */
+int run_open_prompts(struct run *r, struct prompt_rows *train, struct prompt_rows *eval, struct err *err) MT_CHECK;
 void prompt_rows_free(struct prompt_rows *p); /* p may be zeroed */
 
 #endif

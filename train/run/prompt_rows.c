@@ -1,5 +1,5 @@
 /* prompt_rows.c - see prompt_rows.h. */
-#include "train/rollout/prompt_rows.h"
+#include "train/run/prompt_rows.h"
 
 #include <string.h>
 

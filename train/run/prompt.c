@@ -1,5 +1,5 @@
 /* prompt.c - see prompt.h. */
-#include "train/generate/prompt.h"
+#include "train/run/prompt.h"
 
 #include <string.h>
 
