@@ -1,9 +1,9 @@
 /* dataset.c - rows -> token ids and loss mask.
  *
  * Each row becomes samples (rows.h): a text, the byte spans of it that carry loss, and whether eos follows. A text is
- * tokenised once, as a whole, and a token is a target when it overlaps a span. Tokenising prompt and answer separately
- * would give other ids than at inference. The result can be kept in a cache file named after the hash of everything it
- * depends on. A cache file that fails its check is ignored. */
+ * tokenised once, as a whole, and a token is a target when it overlaps a span. It is divided only where the prompt of
+ * an answer of preference rows must have the tokens that it has alone (encode). The result can be kept in a cache file
+ * named after the hash of everything it depends on. A cache file that fails its check is ignored. */
 #include "data/dataset.h"
 
 #include <ctype.h>

@@ -26,7 +26,7 @@ struct batch {
     int32_t *good;         /* [n_answer] of labelled rows; or NULL */
     int64_t *answer_doc;   /* [n_answer] its document */
     double *reference;     /* [n_answer, 2] of the data set; or NULL */
-    double *row_values;    /* of rollouts, set by train/policy (struct model_batch), as the next; or NULL */
+    double *row_values;    /* this and the next three: of rollouts, set by train/policy (struct model_batch); or NULL */
     float *old_nll, *reference_nll, *is_weight;
     uint16_t *choices; /* [n_tok, ..] given experts (struct model_batch); or NULL */
 };

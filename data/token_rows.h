@@ -19,7 +19,7 @@ struct token_row {
     int32_t *topk_id;     /* [n_label, n_top], -1: no entry */
     float *topk_logprob;  /* [n_label, n_top] */
     int64_t cap, cap_top; /* of the arrays */
-    int32_t *seen;        /* [vocab] the label that has had the id, to find duplicates */
+    int32_t *seen;        /* [vocab] number of the last list with this id, to find ids that a list has twice */
     int32_t n_seen;
 };
 /* Entry t of topk_ids and topk_logprobs belongs to token t: as many ids as logs of probabilities, and both null where

@@ -67,9 +67,9 @@ bool choice_fp8_products(const struct device *dev);
  * dy B; else two kernels read it. */
 bool choice_one_pass(enum cuda_arch arch, int64_t r);
 
-/* Whether products of bf16 experts are those of sm90/, which read gathered rows slower than a copy of them in expert
- * order. */
-enum { GROUPED_TMA_OUT = 64 }; /* columns that they take, at least */
+/* Whether products of bf16 experts use the kernels of sm90/. These read a copy of the rows in expert order faster than
+ * gathered rows. */
+enum { GROUPED_TMA_OUT = 64 }; /* the least n_out of these kernels */
 bool choice_grouped_tma(enum cuda_arch arch, int64_t n_out);
 
 /* ---- attention */

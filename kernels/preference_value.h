@@ -18,7 +18,7 @@ struct preference_answer {
     double logp, all, reference; /* of the completion; of all labels; of the completion by the reference */
     double n, n_all;             /* labels */
 };
-/* Of a pair or a row: terms of the sums, and weights as in preference_fn, per answer. */
+/* What a pair or row adds to the sums, and the weights of its answers (preference_fn). */
 struct preference_unit {
     double sum[PREFERENCE_SUMS];
     double weight[2][2];

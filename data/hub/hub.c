@@ -452,8 +452,8 @@ static int want_data(const struct hub_repo *repo, const char *pattern, struct wa
     return ask_for_name(repo, what, err);
 }
 
-/* Files of a data set, or those of a split: a named one, or the only one when there is no JSONL file. A split is its
- * parquet files, when their names say so; else its rows come from the viewer or the cache. */
+/* Fetches files of a data set, or a split: the named one, or the only one if there is no JSONL file. If file names show
+ * which parquet files a split has, it fetches these; otherwise the rows come from the viewer or the cache. */
 static int fetch_data(struct hub_repo *repo, const char *pattern, const char *split, struct wanted *w, struct err *err)
 {
     char rows[2 * HUB_PATH] = "";

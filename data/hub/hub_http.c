@@ -591,7 +591,7 @@ static void release(struct transfer *t, CURLM *multi)
     t->url = t->hop = NULL;
 }
 
-/* The transfers that have begun and are not done: a pass over them does not depend on the number of all. */
+/* The transfers that have begun and are not done, so that a pass does not go over all transfers. */
 struct window {
     int64_t next;           /* the first transfer that has not begun */
     struct transfer **open; /* [n_open] */

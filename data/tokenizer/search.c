@@ -16,7 +16,7 @@ struct search {
     PCRE2_SIZE last;      /* where the last step was */
 };
 
-/* Before every item of the pattern. An item may pass over many bytes: each is a step too. */
+/* PCRE2 calls it before every item of the pattern. A step is an item, and each byte that it passed over. */
 static int count_step(pcre2_callout_block *block, void *user)
 {
     struct search *s = user;

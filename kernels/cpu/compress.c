@@ -13,7 +13,7 @@ struct entry {
     int64_t seq, start;
 };
 
-/* The sequence of an entry's row; -1: a row of no entry. */
+/* The sequence that has an entry in this row of y; -1: no sequence has. */
 static int64_t find_seq(const struct seqs *seqs, int64_t row, int64_t ratio)
 {
     const int32_t *cu = seqs->cu.data;

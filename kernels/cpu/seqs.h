@@ -1,4 +1,4 @@
-/* seqs.h - the packed sequences of a micro-batch, checked; of decoding their pages and states. */
+/* seqs.h - the packed sequences of a micro-batch, checked; in decoding their pages and states. */
 #ifndef MT_CPU_SEQS_H
 #define MT_CPU_SEQS_H
 

@@ -26,7 +26,7 @@ enum {
     DEPTH = THREADS / WIDTH
 };
 
-/* Output columns of the adapter's segments, and what belongs to them. */
+/* The output columns of one segment of the adapter. */
 struct part {
     int64_t first, count, b_row; /* columns; the first row of B */
 };

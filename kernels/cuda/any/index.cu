@@ -266,7 +266,7 @@ static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins<BLO
     return true;
 }
 
-/* The n_top-th largest of n keys between low and high, by bisection; or a threshold that exactly n_top reach. */
+/* The n_top-th largest of n keys between low and high, by bisection; or a smaller key that exactly n_top keys reach. */
 template <int BLOCK>
 static __device__ inline uint32_t threshold_by_bisection(const struct keys &k, int n, int n_top, uint32_t low,
                                                          uint32_t high, struct exchange<BLOCK> *x)

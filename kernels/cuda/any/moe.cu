@@ -331,7 +331,7 @@ static void fill_copy(struct tensor copy, struct tensor x, const struct proj *pr
 
 /* ---- small kernels ---- */
 
-/* out[t] = res[t] + sum over ascending j of gate[t, j] y[slot_row[t, j]]; without res 0, without gate 1. */
+/* out[t] = res[t] + sum over ascending j of gate[t, j] y[slot_row[t, j]]; an absent res is 0, absent gates are 1. */
 static __global__ void __launch_bounds__(THREADS)
     sum_slots_kernel(row_view<> out, row_view<> res, const float *gate, row_view<> y, const int32_t *slot_row,
                      int64_t n_tok, int64_t n_col, int top_k)

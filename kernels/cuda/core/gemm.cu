@@ -233,7 +233,7 @@ static bool multiply(struct product *p, const cublasLtMatmulAlgo_t *algo, struct
                      lt.workspace, WORKSPACE, cuda.stream) == CUBLAS_STATUS_SUCCESS;
 }
 
-/* The time of a product, the mean of several after a first one; infinite without it. */
+/* The mean time of several products after a first one; infinite if cuBLASLt refuses the algorithm. */
 static double product_ms(struct product *p, const cublasLtMatmulAlgo_t *algo, struct tensor y, struct tensor x,
                          struct tensor w)
 {

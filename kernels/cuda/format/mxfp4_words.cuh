@@ -30,7 +30,8 @@ static __device__ __forceinline__ struct values scaled_values(uint32_t scale)
             {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)}};
 }
 
-/* Bytes of low and high by four codes of 0 .. 7: __byte_perm without its mask of the selector. */
+/* Four bytes, one for each of four codes 0 .. 7, from the eight bytes of low and high: __byte_perm without its mask of
+ * the selector. */
 static __device__ __forceinline__ uint32_t look_up(uint32_t low, uint32_t high, uint32_t codes)
 {
     uint32_t x;

@@ -47,8 +47,8 @@ struct attn_args {
     const int32_t *prefix; /* of struct seqs, or NULL; read by kernels with PREFIX alone */
 };
 
-/* Keys that a query of a sequence attends to, the mean. Choices of tiles are made by it for each sequence, so that its
- * bits do not depend on the other sequences of the batch. */
+/* The mean number of keys that a query of a sequence attends to. It decides the tiles of each sequence, so that the
+ * bits of a sequence do not depend on the others of the batch. */
 __host__ __device__ static inline int attn_mean_keys(const struct attn_args &a, int len)
 {
     return MT_MIN((len + 1) / 2, a.window);

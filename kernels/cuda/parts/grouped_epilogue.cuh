@@ -269,8 +269,9 @@ __device__ __forceinline__ void quad_fours(float x[8], const float v[4][2])
     }
 }
 
-/* The columns of 32 that a lane has in the GLU's backward, eight of v: with interleaved gates and ups quad_fours, else
- * quad_columns. glu_column: the first; load_columns: pre of them, n_col columns from the first on. */
+/* In the GLU's backward a lane has eight of 32 columns: by quad_fours if gates and ups are interleaved, else by
+ * quad_columns. glu_column: the first of the eight; load_columns: pre for them, of which n_col columns from the first
+ * on are in bounds. */
 template <int LAYOUT> __device__ __forceinline__ void glu_columns(float x[8], const float v[4][2])
 {
     LAYOUT == GLU_PAIRS ? quad_fours(x, v) : quad_columns(x, v);

@@ -594,7 +594,7 @@ static __global__ void __launch_bounds__(DKEY_THREADS, 2)
     };
     if (n_unit) copy(0);
     copy_commit();
-    for (int u = 0; u < n_unit;) { /* a sequence: NaN in it does not reach the rows of another */
+    for (int u = 0; u < n_unit;) { /* one sequence at a time: a NaN in it does not reach the rows of another */
         const int4 owned = live.owned[live.token[u / (2 * n_group)]];
 #pragma unroll
         for (int i = 0; i < 64; i++) sum[i / 32][i / 4 % 8][i % 4] = 0.0f;

@@ -502,7 +502,7 @@ static __global__ void __launch_bounds__(TRIPLE, 1)
     int written = 0;
 #pragma unroll 1
     for (int u = 0; u < STAGES - 1; u++) copy(u);
-    for (int u = 0; u < n_unit;) { /* a sequence: NaN in it does not reach the rows of another */
+    for (int u = 0; u < n_unit;) { /* one sequence at a time: a NaN in it does not reach the rows of another */
         const int4 owned = live.owned[live.token[u / (2 * n_group)]];
         float sum[128] = {};
 #pragma unroll 1

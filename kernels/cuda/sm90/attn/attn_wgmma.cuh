@@ -286,7 +286,7 @@ static inline CUtensorMap heads_map(const bf16 *base, int64_t n_head, int64_t wi
     return sm90_tensor_map(base, size, stride, box);
 }
 
-/* For tiles of `rows` rows of queries, and boxes of `keys` keys. */
+/* The arguments of kernels with tiles of `rows` rows of queries, and boxes of `keys` keys. */
 static inline struct attn_wgmma_args wgmma_args_of(const struct attn_args *a, int rows, int keys)
 {
     struct attn_wgmma_args p;

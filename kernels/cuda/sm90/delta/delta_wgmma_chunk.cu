@@ -193,7 +193,8 @@ static __device__ __forceinline__ void invert_block(float *l)
     }
 }
 
-/* x and y as pairs of bf16, high and low half of their bits: a product of three parts has 16 bits. */
+/* Splits x and y: *high has them rounded to bf16, *low the rest. Three products of these parts give a product with 16
+ * bits. */
 static __device__ __forceinline__ void split_pair(uint32_t *high, uint32_t *low, float x, float y)
 {
     *high = pack2(x, y);

@@ -223,7 +223,7 @@ static __device__ __forceinline__ void decay_columns(uint32_t (&w)[4][4], const 
     }
 }
 
-/* The sum over this thread's columns of x acc, x: the tile [row][64]. */
+/* sum += x acc over this thread's columns, for its two rows; x: the tile [row][64]. */
 static __device__ __forceinline__ void add_dots(float sum[2], const float (&acc)[32], const char *tile,
                                                 const struct place &at)
 {

@@ -21,7 +21,7 @@
 enum {
     DECODERS = LOADERS / 32 - 1, /* warps of a block */
     PIECE = 4 * 32,              /* words of eight weights that a warp decodes at a time; four have one scale */
-    AHEAD = 3                    /* pieces by which they are brought to L2 ahead */
+    AHEAD = 3                    /* pieces between the prefetch of a piece into L2 and its decoding */
 };
 
 /* [launches, experts]: of this launch, and zeros for the next. */
