@@ -3,8 +3,15 @@
 
 #include <string.h>
 
+/* Reasoning is rendered after the last question only. */
+#define LAST_QUESTION                                                                                                  \
+    "{%- set last = namespace(user=-1) %}"                                                                             \
+    "{%- for message in messages %}"                                                                                   \
+    "{%- if message['role'] == 'user' %}{%- set last.user = loop.index0 %}{%- endif %}"                                \
+    "{%- endfor %}"
+
 static const struct {
-    const char *name, *tokens[4], *text;
+    const char *name, *tokens[6], *text;
 } named[] = {
     {"chatml",
      {"<|im_start|>", "<|im_end|>"},
@@ -40,6 +47,59 @@ static const struct {
      "{{- '<|' + message['role'] + '|>\\n' + message['content'] + eos_token + '\\n' }}"
      "{%- endfor %}"
      "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"},
+    {"gemma4",
+     {"<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>"},
+     "{{- bos_token }}"
+     "{%- set thinks = enable_thinking is defined and enable_thinking %}"
+     "{%- if thinks and (not messages or messages[0]['role'] != 'system') %}"
+     "{{- '<|turn>system\\n<|think|>\\n<turn|>\\n' }}{%- endif %}" LAST_QUESTION "{%- for message in messages %}"
+     "{{- '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}"
+     "{%- if thinks and loop.first and message['role'] == 'system' %}{{- '<|think|>\\n' }}{%- endif %}"
+     "{%- if message['reasoning_content'] and message['role'] == 'assistant' and loop.index0 > last.user %}"
+     "{{- '<|channel>thought\\n' + message['reasoning_content'] + '\\n<channel|>' }}{%- endif %}"
+     "{{- message['content'] | trim + '<turn|>\\n' }}"
+     "{%- endfor %}"
+     "{%- if add_generation_prompt %}{{- '<|turn>model\\n' }}{%- endif %}"},
+    /* of LFM2 and LFM2.5 */
+    {"lfm2",
+     {"<|im_start|>", "<|im_end|>"},
+     "{{- bos_token }}" LAST_QUESTION "{%- for message in messages %}"
+     "{{- '<|im_start|>' + message['role'] + '\\n' }}"
+     "{%- if message['reasoning_content'] and message['role'] == 'assistant' and loop.index0 > last.user %}"
+     "{{- '<think>' + message['reasoning_content'] + '</think>' }}{%- endif %}"
+     "{{- message['content'] + '<|im_end|>\\n' }}"
+     "{%- endfor %}"
+     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"},
+    {"minimax",
+     {"]~!b[", "]~b]", "[e~["},
+     "{{- ']~!b[' }}"
+     "{%- if not messages or messages[0]['role'] != 'system' %}"
+     "{{- ']~b]system\\nYou are a helpful assistant.[e~[\\n' }}{%- endif %}" LAST_QUESTION
+     "{%- for message in messages %}"
+     "{{- ']~b]' + ('ai' if message['role'] == 'assistant' else message['role']) + '\\n' }}"
+     "{%- if message['reasoning_content'] and message['role'] == 'assistant' and loop.index0 > last.user %}"
+     "{{- '<think>\\n' + message['reasoning_content'] + '\\n</think>\\n\\n' }}{%- endif %}"
+     "{{- message['content'] + '[e~[\\n' }}"
+     "{%- endfor %}"
+     "{%- if add_generation_prompt %}{{- ']~b]ai\\n<think>\\n' }}{%- endif %}"},
+    /* every answer has a block of reasoning, which is empty in earlier ones */
+    {"nemotron",
+     {"<|im_start|>", "<|im_end|>"},
+     "{%- if not messages or messages[0]['role'] != 'system' %}"
+     "{{- '<|im_start|>system\\n<|im_end|>\\n' }}{%- endif %}" LAST_QUESTION "{%- for message in messages %}"
+     "{{- '<|im_start|>' + message['role'] + '\\n' }}"
+     "{%- if message['role'] != 'assistant' %}{{- message['content'] }}"
+     "{%- elif message['reasoning_content'] and loop.index0 > last.user %}"
+     "{{- ('<think>\\n' + message['reasoning_content'] + '\\n</think>\\n' + message['content']) | trim }}"
+     "{%- else %}{{- ('<think></think>' + ('\\n' if message['reasoning_content'] else '') + message['content']) | trim "
+     "}}"
+     "{%- endif %}"
+     "{{- '<|im_end|>\\n' }}"
+     "{%- endfor %}"
+     "{%- if add_generation_prompt %}"
+     "{{- '<|im_start|>assistant\\n' + ('<think></think>' if enable_thinking is defined and not enable_thinking else "
+     "'<think>\\n') }}"
+     "{%- endif %}"},
 };
 
 static int64_t find(const char *name)

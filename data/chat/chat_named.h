@@ -4,7 +4,7 @@
 
 #include "kernels/base.h"
 
-#define CHAT_NAMES "chatml, llama3, mistral, zephyr" /* for messages */
+#define CHAT_NAMES "chatml, gemma4, lfm2, llama3, minimax, mistral, nemotron, zephyr" /* for messages */
 
 /* The Jinja text; NULL: there is none of this name. */
 const char *chat_named_text(const char *name);

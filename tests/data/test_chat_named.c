@@ -25,7 +25,7 @@ static void named_templates(void **state)
     struct err err;
     struct json_doc *cases = json_load(fixture("chat/named.json"), 1 << 20, &err);
     assert_non_null(cases);
-    assert_int_equal(json_count(json_root(cases)), 16);
+    assert_int_equal(json_count(json_root(cases)), 80);
     for (int64_t i = 0; i < json_count(json_root(cases)); i++) {
         const struct json c = json_at(json_root(cases), i);
         struct chat_options opt = {.date = CHAT_DATE};

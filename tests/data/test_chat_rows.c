@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/chat/chat_named.h"
 #include "data/file/file.h"
 
 /* Like Qwen3: strings only, `in` fails for null, no other roles. */
@@ -576,6 +577,39 @@ static void rows_without_answers(void **state)
     chat_template_free((struct chat_template *)(uintptr_t)opt.chat);
 }
 
+/* With an end of turns that is not the tokenizer's eos_token, and prompts that open a block of reasoning. */
+static void loss_of_named_templates(void **state)
+{
+    (void)state;
+#define BEGUN(role)       "<|im_start|>" role "\n"
+#define ENDED(role, text) BEGUN(role) text "<|im_end|>\n"
+#define THOUGHT                                                                                                        \
+    ROW(Q "," MX("assistant", "a", "\"reasoning_content\": \"w\"") "," M("user", "r") "," MX(                          \
+        "assistant", "b", "\"reasoning_content\": \"v\""))
+    const struct row rows[] = {
+        {chat_named_text("gemma4"), ROW(Q "," A), "<|turn>user\nq<turn|>\n<|turn>model\n[[a<turn|>\n]]"},
+        {chat_named_text("gemma4"), THOUGHT,
+         "<|turn>user\nq<turn|>\n<|turn>model\n[[<|channel>thought\nw\n<channel|>a<turn|>\n]]/"
+         "<|turn>user\nq<turn|>\n<|turn>model\na<turn|>\n<|turn>user\nr<turn|>\n<|turn>model\n"
+         "[[<|channel>thought\nv\n<channel|>b<turn|>\n]]"},
+        {chat_named_text("lfm2"), THOUGHT,
+         ENDED("user", "q") BEGUN("assistant") "[[<think>w</think>a<|im_end|>]]\n/" ENDED("user", "q")
+             ENDED("assistant", "a") ENDED("user", "r") BEGUN("assistant") "[[<think>v</think>b<|im_end|>]]\n"},
+        {chat_named_text("minimax"),
+         ROW(M("system", "S") "," Q "," MX("assistant", "a", "\"reasoning_content\": \"w\"")),
+         "]~!b[]~b]system\nS[e~[\n]~b]user\nq[e~[\n]~b]ai\n<think>\n[[w\n</think>\n\na[e~[\n]]"},
+        {chat_named_text("minimax"), ROW(Q "," A),
+         "]~!b[]~b]system\nYou are a helpful assistant.[e~[\n]~b]user\nq[e~[\n]~b]ai\n[[a[e~[\n]]"},
+        {chat_named_text("nemotron"), THOUGHT,
+         ENDED("system", "") ENDED("user", "q") BEGUN("assistant") "<think>\n[[w\n</think>\na<|im_end|>]]\n/" ENDED(
+             "system", "") ENDED("user", "q") ENDED("assistant", "<think></think>\na") ENDED("user", "r")
+             BEGUN("assistant") "<think>\n[[v\n</think>\nb<|im_end|>]]\n"},
+        {chat_named_text("nemotron"), ROW(Q "," A),
+         ENDED("system", "") ENDED("user", "q") BEGUN("assistant") "<think>[[</think>a<|im_end|>]]\n"},
+    };
+    check_all(rows, MT_LEN(rows), (struct row_options){0});
+}
+
 int test_chat_rows(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(dropped_parts),
@@ -590,6 +624,7 @@ int test_chat_rows(void)
                                        cmocka_unit_test(calls_and_tools),
                                        cmocka_unit_test(system_prompt_in_the_last_question),
                                        cmocka_unit_test(keys_that_switch_loss),
-                                       cmocka_unit_test(rows_without_answers)};
+                                       cmocka_unit_test(rows_without_answers),
+                                       cmocka_unit_test(loss_of_named_templates)};
     return cmocka_run_group_tests_name("chat_rows", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

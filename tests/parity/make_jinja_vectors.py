@@ -77,6 +77,10 @@ d|tojson(separators=none) ;; d|tojson(separators=(",",)) ;; d|tojson(separators=
 no|selectattr("a")|list ;; no|map("upper")|list ;; 0|select|list ;; no|reject|list ;; 5|select|list ;; no|join
 n if n is defined and n is not none else 0 ;; s|length - 1 ;; (s|length) * 2 ;; m|length - 1 - 1
 true and false or true ;; 1 + 2 * 3 - 4 ;; "a" ~ 1 + 2 ;; 1, 2 ;; (1, 2,)
+{"b\u00e9": 1, "\u57ce\u5e02": 2, "B\u00c9A": 3, "\u0416": 4, "\u0451": 5}|dictsort
+"\u00c0\u00d7\u00de\u00df\u00ff\u0400\u040f\u0410\u042f"|lower
+"a\u57ce\u5e02b \u3042c"|upper ;; "\u57cea b"|title ;; "\u57cea".title() ;; "\u57ceAb"|capitalize
+"\u05d0a\u1000\u2014\ufa00\uff10\U00020000"|upper
 "it's a-b tool_call (x) 3ab"|title ;; "it's tool_call".title() ;; names|unique|list ;; "aAbB"|unique|join
 "aAbB"|unique(true)|join ;; m|unique(attribute="role")|list|length ;; ""|indent(2, true)
 "a\\n"|indent(2, false, true)

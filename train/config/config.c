@@ -58,7 +58,7 @@ static const struct option options[] = {
     ROW(data, dropped, DATA, "refuse", "refuse|warn", "rows with parts that the chat template leaves out"),
     ROW(data, special_text, DATA, "keep", "keep|error|split", "special tokens that contents spell: text where split"),
     ROW(data, system, DATA, "", "text", "system message for conversations that have none"),
-    ROW(data, chat_template, DATA, "", "file|name", "or chatml, llama3, mistral, zephyr; not the model's own"),
+    ROW(data, chat_template, DATA, "", "file|name", "chatml gemma4 lfm2 llama3 minimax mistral nemotron zephyr"),
     ROW(data, chat_kwargs, DATA, "", "JSON", "variables, e.g. {\"thinking\": true}; rows override"),
     ROW(data, chat_date, DATA, "2025-06-28", "YYYY-MM-DD", "today's date for the chat template"),
     ROW(lora, r, MATH, "16", "[1, 4096]", "rank of the adapters"),

@@ -37,7 +37,8 @@ struct value jinja_strip(struct jinja_state *st, struct value self, struct value
 struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to,
                            int64_t count);
 /* 'l' lower, 'u' upper, 'c' capitalize; 't' title as the method, whose words are letters, 'w' as the filter, whose
- * words begin after blanks and - ( { [ <. Letters beyond ASCII are refused. */
+ * words begin after blanks and - ( { [ <. Of letters beyond ASCII only those without case are taken, in lower case also
+ * those of Latin-1 and Cyrillic. */
 struct value jinja_case(struct jinja_state *st, struct value self, char how);
 struct value jinja_dict_items(struct jinja_state *st, struct value self);
 /* self.name or self[name]; undefined when it has none. */

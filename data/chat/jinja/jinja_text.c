@@ -50,6 +50,27 @@ struct value jinja_replace(struct jinja_state *st, struct value self, struct val
     return value_take(st, &t);
 }
 
+/* Characters beyond ASCII that no change of case concerns: from Hebrew to Myanmar, punctuation, Chinese, Japanese and
+ * Korean. */
+static bool is_caseless(int32_t c)
+{
+    static const int32_t ranges[][2] = {{0xa1, 0xa9},     {0xab, 0xb4},     {0xb6, 0xb9},      {0xbb, 0xbf},
+                                        {0x591, 0x109f},  {0x2010, 0x205e}, {0x3001, 0xa63f},  {0xac00, 0xd7a3},
+                                        {0xf900, 0xfaff}, {0xff01, 0xff20}, {0x20000, 0x323af}};
+    for (int i = 0; i < MT_LEN(ranges); i++)
+        if (c >= ranges[i][0] && c <= ranges[i][1]) return true;
+    return false;
+}
+
+/* Lower case of Latin-1 and Cyrillic, whose two bytes stay two. false: not known. */
+static bool lower_pair(int32_t *c)
+{
+    const bool latin = *c >= 0xc0 && *c <= 0xde && *c != 0xd7, cyrillic = *c >= 0x410 && *c <= 0x42f;
+    if (latin || cyrillic) *c += 0x20;
+    if (*c >= 0x400 && *c <= 0x40f) *c += 0x50;
+    return *c == 0xd7 || (*c >= 0xdf && *c <= 0xff) || (*c >= 0x430 && *c <= 0x45f);
+}
+
 struct value jinja_case(struct jinja_state *st, struct value self, char how)
 {
     static const char before_word[] = "-({[< \t\n\v\f\r\x1c\x1d\x1e\x1f";
@@ -57,9 +78,18 @@ struct value jinja_case(struct jinja_state *st, struct value self, char how)
     struct value v = value_string(st, self.s, self.size);
     char *s = (char *)v.s;
     bool inside = false; /* a word, or the text */
-    for (int64_t i = 0; i < v.size; i++) {
+    for (int64_t i = 0, n; i < v.size; i += n) {
         const unsigned char c = (unsigned char)s[i];
-        if (c >= 0x80) return jinja_fail(st, "upper and lower case of letters beyond ASCII are not supported");
+        n = utf8_size(s + i, v.size - i);
+        if (n > 1) {
+            int32_t code = utf8_code(s + i, n);
+            if (!is_caseless(code) && (how != 'l' || !lower_pair(&code)))
+                return jinja_fail(st, "upper and lower case of this letter beyond ASCII is not supported: U+%04X",
+                                  (unsigned)code);
+            if (n == 2) s[i] = (char)(0xc0 | code >> 6), s[i + 1] = (char)(0x80 | (code & 0x3f));
+            inside = how == 'w' || how == 'c';
+            continue;
+        }
         bool upper = how == 'u' || (how != 'l' && !inside);
         s[i] = (char)(upper ? toupper(c) : tolower(c));
         inside = how == 'w' ? !memchr(before_word, c, sizeof(before_word) - 1) : how == 'c' || isalpha(c);
