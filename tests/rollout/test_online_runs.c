@@ -228,7 +228,7 @@ static void refused(void **state)
     } rows[] = {{"objective.num_generations=3", "whole groups"},
                 {"reward.NAME=", "[reward]"},
                 {"objective.max_completion_length=64", "data.seq_len"},
-                {"environment.command=cat", "environment.command"},
+                {"environment.command=cat", "environment.command needs messages"},
                 {"lora.dropout=0.1", "lora.dropout"}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         assert_int_not_equal(RUN(SETS(config_of(""), "--set", rows[i].sets)), 0);

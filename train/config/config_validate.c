@@ -267,7 +267,8 @@ void config_warn_unused(const struct config *c)
     struct text_buf text = {0};
     config_defaults(defaults);
     for (int i = 0; i < MT_LEN(unused); i++) put_unused(&text, c, defaults, &unused[i]);
-    if (c->environment.command[0]) log_warn("environment.command has no effect: no command calls environments yet");
+    if (c->environment.command[0] && !config_is_online(c))
+        log_warn("environment.command has no effect: online RL alone calls it");
     if (text.size) log_warn("no effect: %.*s", (int)text.size, text.text);
     text_free(&text);
     mem_free(defaults);

@@ -8,7 +8,7 @@
 /* Kinds of rewards, by enum reward_kind; train/reward/README.md defines them. Verifiers are right or wrong. */
 #define VERIFIERS       "exact|last_number|boxed|regex|json|think_format"
 #define REWARD_BUILTINS VERIFIERS "|length|repetition"
-#define REWARD_KINDS    REWARD_BUILTINS "|command|judge"
+#define REWARD_KINDS    REWARD_BUILTINS "|environment|command|judge"
 enum reward_kind {
     REWARD_EXACT,
     REWARD_LAST_NUMBER,
@@ -18,6 +18,7 @@ enum reward_kind {
     REWARD_THINK_FORMAT,
     REWARD_LENGTH,
     REWARD_REPETITION,
+    REWARD_ENVIRONMENT,
     REWARD_COMMAND,
     REWARD_JUDGE
 };

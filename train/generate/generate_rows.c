@@ -280,8 +280,8 @@ static int open_output(struct generate_rows *g, struct err *err)
 static void take_sample(void *user, const struct sample *s)
 {
     struct row_state *row = user;
-    const struct row_of of = {row->id,       row->number,        &row->params,
-                              row->filtered, row->all->run->tok, &row->all->run->arch};
+    const struct row_of of = {
+        row->id, row->number, &row->params, row->filtered, row->all->run->tok, &row->all->run->arch, NULL};
     row->failed |= s->end == SAMPLE_FAILED;
     row->n_done++;
     if (!row->failed) row_answer_put(&row->lines[s->index], row->all->format, &of, s);

@@ -39,6 +39,17 @@ static void put_ids(struct text_buf *out, const char *key, const int32_t *ids, i
     tokens_put_ids(out, ids, n);
 }
 
+static void put_mask(struct text_buf *out, const uint8_t *mask, int64_t n)
+{
+    text_put_key(out, "mask");
+    text_put(out, "[");
+    for (int64_t i = 0; i < n; i++) {
+        if (i) text_put(out, ", ");
+        text_put(out, mask[i] ? "1" : "0");
+    }
+    text_put(out, "]");
+}
+
 static void put_top(struct text_buf *out, const struct sample *s, int64_t n_top)
 {
     char text[32];
@@ -112,6 +123,7 @@ void row_answer_put(struct text_buf *out, enum row_format format, const struct r
         put_number(out, "group", row->number);
     }
     put_floats(out, "logprobs", s->logprob, s->n);
+    if (rollout && row->mask) put_mask(out, row->mask, s->n);
     if (row->filtered) put_floats(out, "sampling_logprobs", s->kept_logprob, s->n);
     if (row->params->top_logprobs) put_top(out, s, row->params->top_logprobs);
     if (s->prompt_logprob) put_floats(out, "prompt_logprobs", s->prompt_logprob, s->n_prompt);

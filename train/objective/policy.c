@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/config/reward_keys.h"
 #include "train/objective/preference_keys.h"
 #include "train/objective/run_objective.h"
 
@@ -91,6 +92,25 @@ static int check_recorded(const struct config *c, const char *name, struct err *
     return 0;
 }
 
+/* The reward of an environment, which takes a program to give it. */
+static int check_environment(const struct config *c, struct err *err)
+{
+    struct reward_key key;
+    bool takes = false;
+    for (int64_t i = 0; reward_keys_get(c->reward.NAME, i, &key); i++) {
+        const bool one = key.kind == REWARD_ENVIRONMENT;
+        char name[REWARD_NAME];
+        snprintf(name, sizeof(name), "%s", key.name);
+        reward_key_free(&key);
+        takes |= one;
+        if (one && !c->environment.command[0])
+            return err_set(err, "reward.%s = environment needs environment.command, the program that gives it", name);
+    }
+    if (c->environment.command[0] && !takes)
+        log_warn("rewards of environment.command are not used: add NAME = environment to [reward]");
+    return 0;
+}
+
 /* Online: what would make training's probabilities others than the sampler's, or has no meaning. */
 static int check_online(const struct config *c, const char *name, struct err *err)
 {
@@ -101,8 +121,7 @@ static int check_online(const struct config *c, const char *name, struct err *er
             "objective.max_completion_length = %lld leaves no room for a prompt in data.seq_len = %lld, which "
             "both share: lower it, or raise data.seq_len",
             (long long)c->objective.max_completion_length, (long long)c->data.seq_len);
-    if (c->environment.command[0])
-        return err_set(err, "environment.command: online RL does not call environments yet: leave it out");
+    if (check_environment(c, err)) return -1;
     if (c->lora.dropout > 0 || c->train.neftune_alpha > 0)
         return err_set(err, "%s with %s: training's probabilities would not be the sampler's; set it to 0", name,
                        c->lora.dropout > 0 ? "lora.dropout" : "train.neftune_alpha");

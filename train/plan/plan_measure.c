@@ -158,7 +158,9 @@ static void plan_online(struct plan_request *q)
                                   .routing = q->replays,
                                   .cache_tok = 1};
     g->n_tok = MT_MAX(MT_MIN(q->n_tok, PASS_TOK), g->n_seq);
-    g->chunk = q->seq_len - c->objective.max_completion_length > g->n_tok ? CHUNK_TOK : 1;
+    /* a later turn has all earlier ones as its prompt */
+    const int64_t later = c->environment.command[0] ? 0 : c->objective.max_completion_length;
+    g->chunk = q->seq_len - later > g->n_tok ? CHUNK_TOK : 1;
 }
 
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,

@@ -27,7 +27,8 @@ struct rewards {
 
 static bool is_command(const struct reward *r) { return r->key.kind == REWARD_COMMAND; }
 static bool is_judge(const struct reward *r) { return r->key.kind == REWARD_JUDGE; }
-static bool is_builtin(const struct reward *r) { return !is_command(r) && !is_judge(r); }
+static bool is_environment(const struct reward *r) { return r->key.kind == REWARD_ENVIRONMENT; }
+static bool is_builtin(const struct reward *r) { return !is_command(r) && !is_judge(r) && !is_environment(r); }
 
 /* ---- opening ---- */
 
@@ -76,7 +77,7 @@ struct rewards *rewards_open(const struct config *c, bool asks, struct err *err)
     for (int64_t i = 0; !rc && i < r->n; i++)
         if (is_builtin(&r->of[i])) rc = open_builtin(&r->of[i], err);
     for (int64_t i = 0; asks && !rc && i < r->n; i++) {
-        if (!is_builtin(&r->of[i])) rc = open_command(&r->of[i], c, err);
+        if (is_command(&r->of[i]) || is_judge(&r->of[i])) rc = open_command(&r->of[i], c, err);
         r->has_command |= is_command(&r->of[i]);
     }
     r->metrics = mem_array(REWARDS_MOST * REWARD_METRICS, sizeof(*r->metrics));
@@ -186,6 +187,10 @@ static int score_all(struct rewards *r, const struct reward_item *item, struct j
     for (int64_t i = 0; !rc && i < r->n; i++) {
         struct reward *of = &r->of[i];
         const struct verify_text text = item->answer.content;
+        if (is_environment(of)) {
+            values[i] = item->environment ? *item->environment : (double)NAN;
+            continue;
+        }
         rc = is_command(of) ? reward_command_add(&of->command, row.text, row.size, err)
              : is_judge(of) ? judge_add(of->judge, item->prompt, text.text, text.size, columns, err)
                             : score(of, item, columns, &values[i], err);
@@ -224,7 +229,7 @@ static int end_one(struct reward *r, struct err *err)
 static int work_one(struct reward *r, bool *open, struct err *err)
 {
     *open = false;
-    if (is_builtin(r)) return 0;
+    if (is_builtin(r) || is_environment(r)) return 0;
     if (is_judge(r) ? judge_work(r->judge, err) : reward_command_work(&r->command, err)) return -1;
     *open = is_judge(r) ? !judge_done(r->judge) : !reward_command_done(&r->command);
     return 0;

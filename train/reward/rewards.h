@@ -25,6 +25,7 @@ struct reward_item {
     const char *columns;         /* JSON of an object: other keys of the row; NULL: {} */
     struct verify_answer answer; /* texts without special tokens, valid UTF-8; whole, of harmony: the final channel */
     const char *finish_reason;   /* "stop" or "length" */
+    const double *environment;   /* the reward of its environment, NaN: null; NULL: none */
 };
 /* The step that the next items are of; those of the step before are forgotten. */
 int rewards_begin(struct rewards *r, int64_t step, struct err *err) MT_CHECK;

@@ -19,6 +19,8 @@ static int fit(struct evaluation *v, const char *adapter, struct err *err)
     q.params.routing = false;
     for (int64_t i = 0; i < n; i++) {
         q.n_ids = v->run.eval.doc_off[i + 1] - v->run.eval.doc_off[i];
+        if (v->cfg.environment.command[0])
+            q.n_ids = v->cfg.data.seq_len - q.params.max_tokens; /* messages of a reset */
         engine_work_add(&work, &q);
     }
     v->cfg.eval.max_batches = n; /* the same prompts, one at a time in the plan */

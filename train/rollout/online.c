@@ -21,12 +21,15 @@ int online_open(struct online *o, struct run *r, struct err *err)
                  (long long)o->set.n_group, (long long)r->train.n_docs);
     o->rules = message_rules_of(r->chat);
     o->rows.n_routing = choices_layers(&r->arch) * r->arch.top_k;
-    return (o->rewards = rewards_open(cfg, r->par.ep->rank == 0, err)) ? 0 : -1;
+    if (!(o->rewards = rewards_open(cfg, r->par.ep->rank == 0, err))) return -1;
+    if (!cfg->environment.command[0] || r->par.ep->rank) return 0;
+    return (o->environment = environment_open(cfg, err)) ? 0 : -1;
 }
 
 void online_close(struct online *o)
 {
     rewards_close(o->rewards);
+    environment_close(o->environment);
     prompt_rows_free(&o->train);
     prompt_rows_free(&o->eval);
     rollouts_free(&o->rows);
@@ -91,6 +94,12 @@ struct choice {
     int64_t cap;
 };
 
+static uint64_t hash_environment(uint64_t key, const struct config *cfg)
+{
+    key = rng_bytes(key, cfg->environment.command, (int64_t)strlen(cfg->environment.command));
+    return rng_u64(rng_u64(key, (uint64_t)cfg->environment.turns), (uint64_t)cfg->environment.tokens);
+}
+
 /* Within a batch the adapters have changed since its samples: the key is without them. */
 static void make_key(char text[JOURNAL_KEY], const struct online *o, struct loader_pos pos, bool within)
 {
@@ -103,6 +112,7 @@ static void make_key(char text[JOURNAL_KEY], const struct online *o, struct load
     key = rng_u64(rng_u64(key, o->run->train.hash), o->run->model.weights.fingerprint);
     key = rng_bytes(key, numbers, sizeof(numbers));
     key = rng_bytes(key, cfg->reward.NAME, (int64_t)strlen(cfg->reward.NAME));
+    if (cfg->environment.command[0]) key = hash_environment(key, cfg);
     const uint64_t adapters = run_hash_adapters(o->run, &o->run->model.adapters);
     snprintf(text, JOURNAL_KEY, "%016" PRIx64, key);
     if (!within) snprintf(text, JOURNAL_KEY, "%016" PRIx64 ".%016" PRIx64, key, adapters);
@@ -162,6 +172,8 @@ static int sample(struct online *o, struct round *rounds, struct choice *c, cons
         if (rc) return rc;
         choose(c, o, r);
         o->n_journal += r->n_journal;
+        o->n_lost += r->n_lost;
+        o->n_unfit += r->n_unfit;
         o->sample_ms += r->sample_ms;
         o->reward_ms += r->reward_ms;
         o->sample_tok += (double)r->n_sampled_tok;
@@ -244,6 +256,9 @@ static int make_batch(struct online *o, struct loader_pos pos, bool within, bool
                                       .step = o->first + 1,
                                       .journal = &journal,
                                       .key = journal.key,
+                                      .episodes = r->cfg->environment.command[0] != 0,
+                                      .environment = o->environment,
+                                      .n_episode = &o->n_episode,
                                       .stop = stop};
     if (!rc) rc = sample(o, rounds, &c, &opt, &pos, err);
     if (!rc && within) rc = check_within(o, &journal, err);
@@ -268,7 +283,7 @@ int online_batch(struct online *o, int64_t step, struct loader_pos pos, bool (*s
     const int64_t first = step / o->set.n_step * o->set.n_step;
     if (o->first == first) return 0;
     o->first = first;
-    o->n_round = o->n_flat = o->n_journal = 0;
+    o->n_round = o->n_flat = o->n_journal = o->n_lost = o->n_unfit = 0;
     o->sample_ms = o->reward_ms = o->sample_tok = 0;
     const int rc = make_batch(o, pos, step != first, stop, err);
     if (rc) o->first = -1;

@@ -16,8 +16,10 @@ struct online {
     struct prompt_rows train, eval; /* eval: of data.eval; with data.eval_split held-out rows are in train */
     struct rewards *rewards;
     struct message_rules rules;
-    char dir[MT_PATH];        /* output.dir/rollouts */
-    int64_t *order, of_epoch; /* the order of the prompts in an epoch */
+    struct environment *environment; /* NULL: no environment, or another rank has it */
+    int64_t n_episode;               /* completions so far, for its ids */
+    char dir[MT_PATH];               /* output.dir/rollouts */
+    int64_t *order, of_epoch;        /* the order of the prompts in an epoch */
 
     /* the generation batch in use */
     int64_t first;           /* its first optimizer step, from 0; -1: none yet */
@@ -27,7 +29,7 @@ struct online {
     struct loader_pos after; /* the next prompt */
     struct rollout_stats stats;
     int64_t n_round, n_flat;                 /* rounds; groups that were replaced */
-    int64_t n_journal;                       /* samples that were read back */
+    int64_t n_journal, n_lost, n_unfit;      /* samples that were read back; as in struct round */
     double sample_ms, reward_ms, sample_tok; /* tok: of all ranks, without those read back */
 };
 

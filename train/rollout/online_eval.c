@@ -46,6 +46,9 @@ int online_evaluate(struct online *o, int64_t step, bool (*stop)(void), struct o
                                 .n_sample = 1,
                                 .step = step,
                                 .key = "eval",
+                                .episodes = o->run->cfg->environment.command[0] != 0,
+                                .environment = o->environment,
+                                .n_episode = &o->n_episode,
                                 .stop = stop};
     const int64_t n = online_eval_prompts(o);
     struct round r;

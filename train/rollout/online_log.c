@@ -32,6 +32,14 @@ void online_log_stats(struct json_out *out, const struct online *o, const struct
     }
 }
 
+static void put_environment(struct json_out *out, const struct online *o)
+{
+    json_out_f64(out, "environment/turns/mean", o->stats.turns);
+    json_out_f64(out, "environment/turns/max", o->stats.most_turns);
+    json_out_i64(out, "environment/lost", o->n_lost);
+    json_out_i64(out, "environment/unfit", o->n_unfit);
+}
+
 void online_log_batch(struct metrics *m, const struct online *o, const struct online_proof *p)
 {
     const struct rollout_stats *s = &o->stats;
@@ -50,6 +58,7 @@ void online_log_batch(struct metrics *m, const struct online *o, const struct on
     json_out_f64(&out, "frac_reward_zero_std", s->zero_std);
     json_out_i64(&out, "rows", s->n);
     json_out_i64(&out, "num_tokens", s->n_tok);
+    if (o->run->cfg->environment.command[0]) put_environment(&out, o);
     json_out_i64(&out, "rounds", o->n_round);
     json_out_i64(&out, "groups_replaced", o->n_flat);
     json_out_f64(&out, "sampling/own_logp_difference/mean", p->mean);

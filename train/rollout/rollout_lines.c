@@ -9,8 +9,16 @@
 #include "model/layers/choices.h"
 #include "train/generate/row_answer.h"
 
+static void put_value(struct text_buf *out, double v)
+{
+    if (isnan(v))
+        text_put(out, "null");
+    else
+        text_put_float(out, v);
+}
+
 void rollout_line_put(struct text_buf *out, const struct run *r, int64_t group, const char *key,
-                      const struct sample_request *q, const struct sample *s)
+                      const struct sample_request *q, const struct sample *s, const struct rollout_turns *turns)
 {
     char id[96];
     snprintf(id, sizeof(id), "\"%lld-%lld\", \"batch\": \"%s\"", (long long)group, (long long)s->index, key);
@@ -19,8 +27,14 @@ void rollout_line_put(struct text_buf *out, const struct run *r, int64_t group, 
                                .params = &q->params,
                                .filtered = row_answer_is_filtered(q),
                                .tok = r->tok,
-                               .arch = &r->arch};
+                               .arch = &r->arch,
+                               .mask = turns ? turns->mask : NULL};
     row_answer_put(out, ROW_ROLLOUTS, &row, s);
+    if (!turns) return;
+    out->size -= 2; /* brace and line feed */
+    text_put_key(out, "environment_reward");
+    put_value(out, turns->reward);
+    text_put(out, "}\n");
 }
 
 bool rollout_line_id(struct json row, int64_t *group, int64_t *sample)
@@ -33,14 +47,6 @@ bool rollout_line_id(struct json row, int64_t *group, int64_t *sample)
     *group = g;
     *sample = s;
     return g >= 0 && s >= 0;
-}
-
-static void put_value(struct text_buf *out, double v)
-{
-    if (isnan(v))
-        text_put(out, "null");
-    else
-        text_put_float(out, v);
 }
 
 void rollout_rewards_put(struct text_buf *out, const struct rewards *rewards, double reward, const double *values)

@@ -10,10 +10,16 @@
 
 enum { ROLLOUT_LINE_VALUES = 64 * JSON_ROW_VALUES }; /* a completion may have as many tokens as a model takes */
 
-/* {"id": "GROUP-SAMPLE", "batch": KEY, prompt_ids, completion_ids, "reward": null, group, logprobs,
- * sampling_logprobs?, routing?, text, finish_reason} and a line feed (train/generate/row_answer.h). */
+/* What an environment adds to a sample. */
+struct rollout_turns {
+    const uint8_t *mask; /* [s->n] 1: the model wrote the token */
+    double reward;       /* NaN: null */
+};
+/* {"id": "GROUP-SAMPLE", "batch": KEY, prompt_ids, completion_ids, "reward": null, group, logprobs, mask?,
+ * sampling_logprobs?, routing?, text, finish_reason, environment_reward?} and a line feed
+ * (train/generate/row_answer.h). turns NULL: no environment. */
 void rollout_line_put(struct text_buf *out, const struct run *r, int64_t group, const char *key,
-                      const struct sample_request *q, const struct sample *s);
+                      const struct sample_request *q, const struct sample *s, const struct rollout_turns *turns);
 /* Of "id"; false: it has another form. */
 bool rollout_line_id(struct json row, int64_t *group, int64_t *sample);
 /* "reward": reward, "rewards": {NAME: value, ..}; values [rewards_count]; NaN: null. */

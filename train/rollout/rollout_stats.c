@@ -16,6 +16,13 @@ bool rollout_is_flat(const double *reward, int64_t n)
     return !(least < most);
 }
 
+static int64_t turns_of(const uint8_t *mask, int64_t n)
+{
+    int64_t turns = 0;
+    for (int64_t t = 0; t < n; t++) turns += mask[t] && (!t || !mask[t - 1]);
+    return turns;
+}
+
 static void add_lengths(struct rollout_stats *s, const struct rollouts *rows)
 {
     double sum = 0, ended = 0;
@@ -24,6 +31,9 @@ static void add_lengths(struct rollout_stats *s, const struct rollouts *rows)
         const double n = (double)(rows->off[i + 1] - rows->off[i]);
         s->n_cut += rows->truncated[i];
         sum += n;
+        const double turns = (double)turns_of(rows->mask + rows->off[i], rows->off[i + 1] - rows->off[i]);
+        s->turns += turns / (double)rows->n;
+        s->most_turns = fmax(s->most_turns, turns);
         s->shortest = fmin(s->shortest, n);
         s->longest = fmax(s->longest, n);
         if (rows->truncated[i]) continue;

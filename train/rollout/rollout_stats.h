@@ -13,6 +13,7 @@ struct rollout_stats {
     double zero_std;                                    /* share of groups whose rewards are all equal, or null */
     double length, shortest, longest;                   /* tokens of completions */
     double ended_length, ended_shortest, ended_longest; /* of those with an end token; NaN: none */
+    double turns, most_turns;                           /* runs of tokens that the model wrote, of a row */
     double cut;                                         /* share of rows without an end token */
 };
 /* values [n, n_reward] NaN: null; rows of a group are adjacent, n_group each. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "train/generate/engine.h"
+#include "train/rollout/episodes.h"
 #include "train/rollout/rollout_lines.h"
 
 /* One request: samples first .. first + n - 1 of a prompt. */
@@ -27,23 +28,38 @@ static void fail(struct round *r) { r->failed = true; }
 
 /* ---- rewards ---- */
 
+/* Whether the prompt of the last turn ends with <think>. */
+static bool opens_reasoning(const struct round *r, const struct sample *s, const struct rollout_turns *turns)
+{
+    const int64_t n = episode_last_turn(turns->mask, 0, s->n);
+    int32_t *ids = mem_array(s->n_prompt + n, sizeof(*ids));
+    memcpy(ids, s->prompt, (size_t)s->n_prompt * sizeof(*ids));
+    memcpy(ids + s->n_prompt, s->ids, (size_t)n * sizeof(*ids));
+    const struct prompt before = {.ids = {.ids = ids, .count = s->n_prompt + n}};
+    const bool opens = prompt_opens_reasoning(&before, r->opt->run->tok);
+    mem_free(ids);
+    return opens;
+}
+
 /* Asks for the rewards of sample `at`. */
-static int submit(struct round *r, int64_t at, const char *text, int64_t size, const int32_t *ids, int64_t n_ids,
-                  bool cut, struct err *err)
+static int submit(struct round *r, int64_t at, const struct sample *s, const struct rollout_turns *turns,
+                  struct err *err)
 {
     const struct prompt_row *row = r->prompts[at / r->opt->n_sample].row;
-    const struct message_input in = {.rules = r->opt->rules, .think_open = row->think_open, .whole = true};
+    const bool think_open = turns ? opens_reasoning(r, s, turns) : row->think_open;
+    const struct message_input in = {.rules = r->opt->rules, .think_open = think_open, .whole = true};
     struct message m = {.n_call = 0};
-    message_parse(&m, &in, text, size);
-    const struct verify_text content = {m.content.text, m.content.size}, all = {text, size};
+    message_parse(&m, &in, s->text, s->text_size);
+    const struct verify_text content = {m.content.text, m.content.size}, all = {s->text, s->text_size};
     const struct reward_item item = {.prompt = row->text,
                                      .columns = row->columns,
                                      .answer = {.content = content,
                                                 .whole = in.rules.calls == MESSAGE_HARMONY ? content : all,
-                                                .think_open = row->think_open,
-                                                .ids = ids,
-                                                .n_ids = n_ids},
-                                     .finish_reason = cut ? "length" : "stop"};
+                                                .think_open = think_open,
+                                                .ids = s->ids,
+                                                .n_ids = s->n},
+                                     .finish_reason = s->end == SAMPLE_LENGTH ? "length" : "stop",
+                                     .environment = turns ? &turns->reward : NULL};
     const int rc = rewards_submit(r->opt->rewards, &item, err);
     r->submitted[r->n_submitted++] = at;
     message_free(&m);
@@ -63,7 +79,17 @@ static int submit_line(struct round *r, int64_t at, struct err *err)
     if (!rc) rc = json_str(json_find(json_root(doc), "text"), &text, &size, err);
     if (!rc) {
         const struct rollout row = rollouts_row(&one, 0);
-        rc = submit(r, at, text, size, row.completion_ids, row.n_completion, row.truncated, err);
+        const struct sample sample = {.prompt = row.prompt_ids,
+                                      .n_prompt = row.n_prompt,
+                                      .ids = row.completion_ids,
+                                      .n = row.n_completion,
+                                      .text = text,
+                                      .text_size = size,
+                                      .end = row.truncated ? SAMPLE_LENGTH : SAMPLE_END_TOKEN};
+        struct rollout_turns turns = {.mask = row.mask, .reward = (double)NAN};
+        const struct json reward = json_find(json_root(doc), "environment_reward");
+        if (json_given(reward)) rc = json_f64(reward, &turns.reward, err);
+        if (!rc) rc = submit(r, at, &sample, r->opt->episodes ? &turns : NULL, err);
     }
     json_free(doc);
     rollouts_free(&one);
@@ -93,30 +119,44 @@ static int collect(struct round *r, struct err *err)
 
 /* ---- samples ---- */
 
+/* A line of the journal and, of the first rank, a request for its rewards. */
+static int keep(struct round *r, int64_t prompt, const struct sample_request *q, const struct sample *s,
+                const struct rollout_turns *turns, struct err *err)
+{
+    const struct round_options *o = r->opt;
+    const int64_t at = prompt * o->n_sample + s->index;
+    struct text_buf line = {0};
+    int rc = 0;
+    rollout_line_put(&line, o->run, r->prompts[prompt].group, o->key, q, s, turns);
+    r->samples[at].line = mem_strndup(line.text, line.size - 1);
+    r->samples[at].size = line.size - 1;
+    if (leads(r) && o->journal) rc = journal_add_line(o->journal, line.text, line.size, err);
+    if (leads(r) && !rc) rc = submit(r, at, s, turns, err);
+    text_free(&line);
+    return rc;
+}
+
+static int take_episode(void *user, const struct episode_result *e, struct err *err)
+{
+    const struct rollout_turns turns = {.mask = e->mask, .reward = e->reward};
+    return keep(user, e->prompt, e->request, e->sample, &turns, err);
+}
+
 static void take(void *user, const struct sample *s)
 {
     const struct ask *a = user;
     struct round *r = a->round;
-    const struct round_options *o = r->opt;
-    const int64_t at = a->prompt * o->n_sample + s->index;
-    struct text_buf line = {0};
     if (r->failed || s->end == SAMPLE_CANCELLED) return;
     r->n_sampled_tok += s->n;
     if (s->end == SAMPLE_FAILED) {
         (void)err_set(r->err,
                       "step %lld: the logits of a sample are not finite: check the adapter and the model, or "
                       "lower optim.lr",
-                      (long long)o->step);
+                      (long long)r->opt->step);
         fail(r);
         return;
     }
-    rollout_line_put(&line, o->run, r->prompts[a->prompt].group, o->key, &a->q, s);
-    r->samples[at].line = mem_strndup(line.text, line.size - 1);
-    r->samples[at].size = line.size - 1;
-    if (leads(r) && ((o->journal && journal_add_line(o->journal, line.text, line.size, r->err)) ||
-                     submit(r, at, s->text, s->text_size, s->ids, s->n, s->end == SAMPLE_LENGTH, r->err)))
-        fail(r);
-    text_free(&line);
+    if (keep(r, a->prompt, &a->q, s, NULL, r->err)) fail(r);
 }
 
 /* Takes what the journal has of a prompt. */
@@ -146,7 +186,9 @@ static int ask_for(struct round *r, struct ask *asks, int64_t *n, int64_t prompt
     const struct round_options *o = r->opt;
     const struct round_prompt *p = &r->prompts[prompt];
     const struct round_sample *s = r->samples + prompt * o->n_sample;
-    for (int64_t i = 0, end; i < o->n_sample; i = end) {
+    for (int64_t i = 0; r->episodes && i < o->n_sample; i++)
+        if (!s[i].line && episodes_add(r->episodes, prompt, i, p->row, p->seed, err)) return -1;
+    for (int64_t i = 0, end; !r->episodes && i < o->n_sample; i = end) {
         for (end = i; end < o->n_sample && !s[end].line; end++) continue;
         if (end == i) {
             end++;
@@ -174,12 +216,44 @@ static int ask_for(struct round *r, struct ask *asks, int64_t *n, int64_t prompt
 static int step_all(struct round *r, struct err *err)
 {
     struct comm *ep = r->opt->run->par.ep;
-    while (engine_step(r->engine)) {
+    for (;;) {
+        const bool more = engine_step(r->engine);
+        if (r->episodes && !r->failed && episodes_work(r->episodes, !more, err)) fail(r);
+        if (!more && !(r->episodes && episodes_left(r->episodes) > 0) && !r->failed) break;
         progress();
         if (comm_host_max(ep, r->failed) > 0) return r->failed ? -1 : err_set(err, "another rank failed");
         if (r->opt->stop && comm_host_max(ep, r->opt->stop()) > 0) return 1;
     }
     return r->failed ? -1 : 0;
+}
+
+static void open_episodes(struct round *r)
+{
+    const struct round_options *o = r->opt;
+    const int64_t limit = o->run->cfg->environment.tokens;
+    struct episodes_options opt = {.run = o->run,
+                                   .engine = r->engine,
+                                   .environment = o->environment,
+                                   .rules = o->rules,
+                                   .params = o->params,
+                                   .step = o->step,
+                                   .n = r->n * o->n_sample,
+                                   .first_id = *o->n_episode,
+                                   .user = r,
+                                   .done = take_episode};
+    if (limit) opt.params.max_tokens = MT_MIN(opt.params.max_tokens, limit);
+    *o->n_episode += opt.n;
+    r->episodes = episodes_open(&opt);
+}
+
+static void close_episodes(struct round *r)
+{
+    const struct episodes_counts c = episodes_counts(r->episodes);
+    r->n_sampled_tok = c.sampled_tok;
+    r->n_lost = c.lost;
+    r->n_unfit = c.unfit;
+    episodes_close(r->episodes);
+    r->episodes = NULL;
 }
 
 static int sample_own(struct round *r, struct err *err)
@@ -189,9 +263,11 @@ static int sample_own(struct round *r, struct err *err)
     int64_t n_ask = 0;
     int rc = (r->engine = engine_open_training(r->opt->run, err)) ? 0 : -1;
     r->err = err;
+    if (!rc && r->opt->episodes) open_episodes(r);
     for (int64_t i = 0; i < r->n && !rc; i++)
         if (is_own(r, i)) rc = take_journal(r, i, err) || ask_for(r, asks, &n_ask, i, err) ? -1 : 0;
     if (!rc) rc = step_all(r, err);
+    if (r->episodes) close_episodes(r);
     engine_close(r->engine);
     r->engine = NULL;
     mem_free(asks);
@@ -240,18 +316,26 @@ static void share(struct round *r)
     struct comm *all = r->opt->run->par.all;
     struct text_buf own = {0};
     struct part {
-        int64_t size, n_tok, n_journal; /* bytes; as in struct round */
+        int64_t size, n_tok, n_journal, n_lost, n_unfit; /* bytes; as in struct round */
         double ms;
     } mine, *parts = mem_array(all->world, sizeof(*parts));
     int64_t most = 0;
     if (all->world > 1) put_own(r, &own);
-    mine = (struct part){own.size, leads(r) ? r->n_sampled_tok : 0, leads(r) ? r->n_journal : 0, r->sample_ms};
+    mine = (struct part){.size = own.size, .ms = r->sample_ms};
+    if (leads(r)) {
+        mine.n_tok = r->n_sampled_tok;
+        mine.n_journal = r->n_journal;
+        mine.n_lost = r->n_lost;
+        mine.n_unfit = r->n_unfit;
+    }
     comm_host_gather(all, parts, &mine, sizeof(mine));
-    r->n_sampled_tok = r->n_journal = 0;
+    r->n_sampled_tok = r->n_journal = r->n_lost = r->n_unfit = 0;
     for (int i = 0; i < all->world; i++) {
         most = MT_MAX(most, parts[i].size);
         r->n_sampled_tok += parts[i].n_tok;
         r->n_journal += parts[i].n_journal;
+        r->n_lost += parts[i].n_lost;
+        r->n_unfit += parts[i].n_unfit;
         r->sample_ms = fmax(r->sample_ms, parts[i].ms);
     }
     if (all->world > 1) {

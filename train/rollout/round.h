@@ -5,6 +5,7 @@
 
 #include "train/generate/sample.h"
 #include "train/models/message.h"
+#include "train/reward/environment.h"
 #include "train/reward/rewards.h"
 #include "train/rollout/journal.h"
 #include "train/run/prompt_rows.h"
@@ -20,6 +21,9 @@ struct round_options {
     struct journal *journal;     /* NULL: none */
     const char *key;             /* of the batch, in lines */
     bool (*stop)(void);
+    bool episodes;                   /* an environment answers turns */
+    struct environment *environment; /* of the first rank of an expert-parallel group */
+    int64_t *n_episode;              /* so far: their ids */
 };
 
 struct round_prompt {
@@ -40,9 +44,11 @@ struct round {
     int64_t n;
     struct round_sample *samples;     /* [n, n_sample] */
     int64_t n_journal, n_sampled_tok; /* samples from the journal; tokens sampled, by all ranks */
+    int64_t n_lost, n_unfit;          /* as of episodes_counts, by all ranks */
     double sample_ms, reward_ms;      /* of the slowest rank; of waiting after the last sample */
     struct engine *engine;
-    struct err *err; /* of the callbacks */
+    struct episodes *episodes; /* NULL: completions of one turn */
+    struct err *err;           /* of the callbacks */
     bool failed;
     int64_t *submitted; /* [n_submitted] the samples whose rewards are asked for, in that order */
     int64_t n_submitted;

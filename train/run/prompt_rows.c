@@ -134,6 +134,23 @@ static char *messages_of(struct json messages)
     return out.text;
 }
 
+/* What the chat template reads beside the messages. */
+static void take_template_keys(struct prompt_row *p, struct json row)
+{
+    static const char *const keys[] = {"documents", "chat_template_kwargs"};
+    struct text_buf tools = {0}, others = {0};
+    struct err err;
+    const struct json given = json_find(row, "tools");
+    if (json_given(given) && !text_put_json(&tools, given, &err)) p->tools = tools.text;
+    text_put(&others, "");
+    for (int i = 0; i < MT_LEN(keys); i++) {
+        if (!json_given(json_find(row, keys[i]))) continue;
+        text_put_key(&others, keys[i]);
+        if (text_put_json(&others, json_find(row, keys[i]), &err)) text_put(&others, "null");
+    }
+    p->others = others.text ? others.text : mem_strdup("");
+}
+
 static int read_prompt(struct prompt_row *p, const struct run *r, struct json row, const char *name, struct err *err)
 {
     const struct json text = json_find(row, "prompt"), messages = json_find(row, "messages");
@@ -148,6 +165,9 @@ static int read_prompt(struct prompt_row *p, const struct run *r, struct json ro
                        "%s: the row needs prompt or messages; data.columns = prompt=COLUMN or user=COLUMN names "
                        "another key",
                        name);
+    if (json_given(text) && r->cfg->environment.command[0] && config_is_online(r->cfg))
+        return err_set(err, "%s: a text, and environment.command needs messages: set data.columns = user=prompt", name);
+    take_template_keys(p, row);
     if (json_given(messages)) {
         if (prompt_messages(&p->prompt, r, row, name, err)) return -1;
         p->text = messages_of(messages);
@@ -166,6 +186,8 @@ static void free_row(struct prompt_row *p)
     prompt_free(&p->prompt);
     mem_free(p->text);
     mem_free(p->columns);
+    mem_free(p->tools);
+    mem_free(p->others);
     *p = (struct prompt_row){.text = NULL};
 }
 

@@ -6,10 +6,11 @@
 
 struct prompt_row {
     struct prompt prompt;
-    char *text;      /* the prompt as JSON: a text, or messages */
-    char *columns;   /* JSON of an object: the other keys of the row; `answer`: without such a key, the content of the
-                        assistant's message that ends the row */
-    bool think_open; /* the prompt ends with <think> */
+    char *text;    /* the prompt as JSON: a text, or messages */
+    char *columns; /* JSON of an object: the other keys of the row; `answer`: without such a key, the content of the
+                      assistant's message that ends the row */
+    char *tools, *others; /* JSON of its tools; NULL: none. `, "KEY": VALUE` for other keys that chat templates read */
+    bool think_open;      /* the prompt ends with <think> */
 };
 struct prompt_rows {
     struct prompt_row *of; /* [n] */

@@ -1,0 +1,265 @@
+/* test_online_turns.c - online RL with an environment: the same bytes after any number of kills and for any number of
+ * ranks, tokens without loss, limits, programs that fail. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file/file.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
+#include "tests/process.h"
+
+enum { TEXT = 1 << 18, END_ID = 4089, HIDDEN = 128 };
+
+static const char template[] =
+    "{%- for m in messages %}{{- '<|start|>' + m.role + '<|message|>' + m.content + ('<|return|>' if m.role == "
+    "'assistant' else '<|end|>') }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|start|>assistant<|message|>' }}"
+    "{%- endif %}";
+
+/* The model of the fixture, which ends turns more often: the end token's row of the output head, the first tensor,
+ * times 16. */
+static void write_model(const char *dir)
+{
+    static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
+    struct file_map map;
+    struct err err;
+    char from[MT_PATH], to[MT_PATH];
+    if (file_make_dirs(dir, &err)) fail_msg("%s", err.msg);
+    for (int i = 0; i < MT_LEN(files); i++) {
+        snprintf(from, sizeof(from), "%s/%s", fixture("parity/case_a"), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, files[i]);
+        if (file_map_open(&map, from, &err)) fail_msg("%s", err.msg);
+        char *bytes = mem_strndup((const char *)map.data, map.size);
+        if (i == 3) {
+            uint64_t header;
+            uint16_t w;
+            memcpy(&header, bytes, sizeof(header));
+            for (int k = 0; k < HIDDEN; k++) {
+                char *at = bytes + sizeof(header) + header + 2 * (END_ID * HIDDEN + k);
+                memcpy(&w, at, sizeof(w));
+                w = (uint16_t)(w + (4 << 7));
+                memcpy(at, &w, sizeof(w));
+            }
+        }
+        if (file_write_atomic(to, bytes, map.size, &err)) fail_msg("%s", err.msg);
+        mem_free(bytes);
+        file_map_close(&map);
+    }
+}
+
+static char model[MT_PATH], rows[MT_PATH], chat[MT_PATH];
+
+static const char *config_of(const char *mode, const char *more)
+{
+    char text[8192], row[128];
+    struct text_buf prompts = {0};
+    struct err err;
+    if (!model[0]) {
+        const char *dir = scratch_dir();
+        snprintf(model, sizeof(model), "%s/model", dir);
+        snprintf(rows, sizeof(rows), "%s/prompts.jsonl", dir);
+        snprintf(chat, sizeof(chat), "%s/chat.jinja", dir);
+        write_model(model);
+        for (int i = 0; i < 10; i++) {
+            snprintf(row, sizeof(row),
+                     "{\"messages\": [{\"role\": \"user\", \"content\": \"The %d cats\"}], \"n\": %d}\n", i, i);
+            text_put(&prompts, row);
+        }
+        if (file_write_atomic(rows, prompts.text, prompts.size, &err) ||
+            file_write_atomic(chat, template, sizeof(template) - 1, &err))
+            fail_msg("%s", err.msg);
+        text_free(&prompts);
+    }
+    snprintf(text, sizeof(text),
+             "keep = 0\n[objective]\nkind = grpo\nnum_generations = 4\nmax_completion_length = 40\n[optim]\nlr = 0.02\n"
+             "schedule = constant\n[eval]\nevery = 2\nmax_batches = 2\n[reward]\ngame = environment\nvarious = "
+             "repetition n=1\n[environment]\ncommand = python3 -S \"%s\" %s\nturns = 5\n%s",
+             fixture("../rollout/turns_program.py"), mode, more);
+    return process_config(text);
+}
+
+static const char *set(const char *key, const char *value)
+{
+    static char sets[16][MT_PATH];
+    static int next;
+    char *s = sets[next++ % 16];
+    snprintf(s, MT_PATH, "%s=%s", key, value);
+    return s;
+}
+
+#define SETS(config, ...)                                                                                              \
+    config, "--set", set("model.path", model), "--set", set("data.train", rows), "--set", set("data.eval", rows),      \
+        "--set", set("data.chat_template", chat), "--set", "data.seq_len=80", "--set", "train.steps=3", "--set",       \
+        "train.micro_batch=2", "--set", "train.grad_accum=4", ##__VA_ARGS__
+
+static void assert_same_run(const char *a, const char *b)
+{
+    char name[64];
+    assert_same_output(a, b, ADAPTER);
+    for (int i = 1; i <= 3; i++) {
+        snprintf(name, sizeof(name), "rollouts/step-%06d.jsonl", i);
+        assert_same_output(a, b, name);
+    }
+}
+
+/* Rows of the first step: ids of all turns, a mask, an experts' entry of each token but the last. Returns the most
+ * turns. */
+static int64_t check_rows(const char *config)
+{
+    static char text[TEXT];
+    struct err err;
+    int64_t most = 0;
+    process_read(process_output(config, "rollouts/step-000001.jsonl"), text, sizeof(text));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "rows", &err);
+        assert_non_null(doc);
+        const struct json row = json_root(doc), mask = json_find(row, "mask"), logprobs = json_find(row, "logprobs");
+        const int64_t n = json_count(json_find(row, "completion_ids"));
+        int64_t turns = 0, before = 0, own = 0, shape = 0;
+        assert_int_equal(json_count(mask), n);
+        for (int64_t t = 0; t < n; t++, before = own) {
+            if (json_i64(json_at(mask, t), 0, 1, &own, &err)) fail_msg("%s", err.msg);
+            assert_int_equal(json_type(json_at(logprobs, t)) == JSON_NULL, !own);
+            turns += own && !before;
+        }
+        const struct json routing = json_find(row, "routing");
+        double given = -1, taken = -2;
+        if (json_get_f64(row, "environment_reward", &given, &err) ||
+            json_get_f64(json_find(row, "rewards"), "game", &taken, &err))
+            fail_msg("%s", err.msg);
+        assert_true(fabs(given - taken) < 1e-9);
+        if (json_i64(json_at(json_find(routing, "shape"), 0), 0, 1000, &shape, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(shape, json_count(json_find(row, "prompt_ids")) + n - 1);
+        most = MT_MAX(most, turns);
+        json_free(doc);
+    }
+    return most;
+}
+
+/* Kills a run every few milliseconds, and continues it. */
+static void run_in_pieces(const char *const *words, long ms)
+{
+    for (int i = 0; i < 60; i++) {
+        const char *dir = scratch_dir();
+        const pid_t pid = process_start(dir, words);
+        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+        kill(pid, SIGKILL);
+        const int rc = process_finish(dir, pid);
+        ms += ms / 8;
+        if (!rc) return;
+        assert_int_equal(rc, 1000 + SIGKILL);
+    }
+    fail_msg("the run makes no progress: %s", said.err);
+}
+
+static void kills_and_ranks(void **state)
+{
+    (void)state;
+    const double start = clock_ms();
+    const char *one = config_of("usual", "");
+    if (RUN(SETS(one, "--set", "output.save_every=2"))) fail_msg("%s", said.err);
+    assert_true(check_rows(one) > 1);
+    const long ms = (long)(clock_ms() - start);
+    const char *killed = config_of("usual", "");
+    const char *const words[] = {SETS(killed, "--set", "output.save_every=2"), NULL};
+    run_in_pieces(words, MT_MAX(60, ms / 5));
+    assert_same_run(one, killed);
+    const char *four = config_of("usual", "[parallel]\ncpu_ranks = 4\n");
+    if (RUN(SETS(four))) fail_msg("%s", said.err);
+    assert_same_run(one, four);
+}
+
+/* One program for a group of ranks, whose ranks make the same requests. */
+static void expert_parallel(void **state)
+{
+    (void)state;
+    const char *two = config_of("reset", "[parallel]\ncpu_ranks = 2\nep = 2\n"), *one = config_of("reset", "");
+    if (RUN(SETS(two, "--set", "train.steps=1")) || RUN(SETS(one, "--set", "train.steps=1"))) fail_msg("%s", said.err);
+    assert_same_output(one, two, "rollouts/step-000001.jsonl");
+}
+
+/* A step over the recorded rows of a batch is the online step: messages carry no loss in both. */
+static void offline(void **state)
+{
+    (void)state;
+    const char *online = config_of("usual", ""), *recorded = config_of("usual", "");
+    if (RUN(SETS(online, "--set", "train.steps=1"))) fail_msg("%s", said.err);
+    if (RUN(SETS(recorded, "--set", "train.steps=1", "--set", "data.format=rollouts", "--set",
+                 set("data.train", process_output(online, "rollouts/step-000001.jsonl")), "--set",
+                 "data.eval=", "--set", "eval.every=0")))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "environment.command has no effect");
+    assert_true(adapter_error(online, recorded) < 1e-4);
+}
+
+static double number_of(const char *config, const char *key)
+{
+    static char text[TEXT];
+    double value = -1;
+    struct err err;
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (strncmp(line, "{\"event\":\"rollouts\"", 19) != 0) continue;
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "metrics", &err);
+        if (!doc || json_get_f64(json_root(doc), key, &value, &err)) fail_msg("%s", err.msg);
+        json_free(doc);
+        return value;
+    }
+    fail_msg("no event");
+    return value;
+}
+
+/* Programs whose episodes end by a limit, or by their failure. */
+static void limits(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *mode, *sets, *key;
+        double least, most;
+    } cases[] = {{"endless", "environment.turns=2", "environment/turns/max", 2, 2},
+                 {"endless", "environment.tokens=9", "completions/max_length", 1, 9},
+                 {"endless", "environment.turns=10000", "completions/max_length", 2, 40},
+                 {"endless", "environment.turns=1", "environment/turns/mean", 1, 1},
+                 {"long 9", "environment.turns=5", "environment/turns/max", 1, 1},
+                 {"exit 12", "environment.turns=5", "environment/lost", 1, 8},
+                 {"hang 12", "environment.timeout_s=0.5", "environment/lost", 1, 8},
+                 {"deaf 12", "environment.timeout_s=0.5", "environment/lost", 1, 8}};
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        const char *config = config_of(cases[i].mode, "");
+        if (RUN(SETS(config, "--set", cases[i].sets, "--set", "train.steps=1", "--set", "data.eval=", "--set",
+                     "eval.every=0")))
+            fail_msg("%s: %s", cases[i].mode, said.err);
+        const double value = number_of(config, cases[i].key);
+        if (value < cases[i].least || value > cases[i].most)
+            fail_msg("%s: %s = %g", cases[i].mode, cases[i].key, value);
+    }
+}
+
+static void failures(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *mode, *says;
+    } cases[] = {{"garbage 10", "environment.command: line 10 of its output, thinking about it"},
+                 {"utf8 3", "environment.command: line 3 of its output"},
+                 {"id 9", "is of no completion that is open"},
+                 {"role 10", "environment.command: the messages of a reply"},
+                 {"exit 1", "the 3rd failure in a row: correct the program"}};
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        assert_int_equal(RUN(SETS(config_of(cases[i].mode, ""), "--set", "data.eval=", "--set", "eval.every=0")), 1);
+        assert_says(said.err, cases[i].says);
+    }
+    assert_int_equal(RUN(SETS(config_of("usual", ""), "--set", "environment.command=")), 1);
+    assert_says(said.err, "reward.game = environment needs environment.command");
+}
+
+int test_online_turns(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks), cmocka_unit_test(expert_parallel),
+                                       cmocka_unit_test(offline), cmocka_unit_test(limits), cmocka_unit_test(failures)};
+    return cmocka_run_group_tests_name("online_turns", tests, NULL, NULL);
+}

@@ -1,0 +1,52 @@
+/* episodes.h - completions of several turns: an environment (train/reward/environment.h) answers each turn of the model
+ * with messages, from which the next turn goes on.
+ *
+ * A turn is a request of the engine. The next one has the tokens of all earlier turns as its prompt, which the engine
+ * reads again: it keeps no cache between turns. Samples of a prompt whose resets give equal prompts share the first.
+ *
+ * The first rank of an expert-parallel group has the environment and tells the others how its completions go on. */
+#ifndef MT_EPISODES_H
+#define MT_EPISODES_H
+
+#include "train/generate/engine.h"
+#include "train/models/message.h"
+#include "train/reward/environment.h"
+#include "train/rollout/episode.h"
+#include "train/run/prompt_rows.h"
+
+/* A completion that has ended; valid during the call. */
+struct episode_result {
+    int64_t prompt; /* as in episodes_add */
+    const struct sample_request *request;
+    const struct sample *sample; /* all turns; its text is that of the last one */
+    const uint8_t *mask;         /* [sample->n] */
+    double reward;               /* sum of what the environment gave; NaN: none. Of the first rank */
+};
+struct episodes_options {
+    struct run *run;
+    struct engine *engine;
+    struct environment *environment; /* NULL: another rank of the group has it */
+    struct message_rules rules;
+    struct sample_params params; /* without the seed; max_tokens: of all turns and messages */
+    int64_t step;                /* for messages */
+    int64_t n, first_id;         /* completions at most; the id of the first in the environment */
+    void *user;
+    int (*done)(void *user, const struct episode_result *e, struct err *err);
+};
+struct episodes;
+struct episodes *episodes_open(const struct episodes_options *opt);
+void episodes_close(struct episodes *e); /* NULL is fine */
+
+/* Sample `index` of a prompt. Samples of a prompt follow each other, by index. */
+int episodes_add(struct episodes *e, int64_t prompt, int64_t index, const struct prompt_row *row, uint64_t seed,
+                 struct err *err) MT_CHECK;
+/* After each engine_step: asks and hears the environment. idle: the engine has no requests, so it waits a little.
+ * Error: as of environment_work; the ranks of a group do not agree on it. */
+int episodes_work(struct episodes *e, bool idle, struct err *err) MT_CHECK;
+int64_t episodes_left(const struct episodes *e); /* completions that have not ended */
+struct episodes_counts {
+    int64_t sampled_tok;
+    int64_t lost, unfit; /* ended by a failure of the program; by a chat template that changes earlier turns */
+} episodes_counts(const struct episodes *e);
+
+#endif
