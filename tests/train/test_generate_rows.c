@@ -442,6 +442,21 @@ static void check_sampler(void **state)
     }
 }
 
+/* Its bounds are of means, and of how often training chooses other experts. */
+static void check_sampler_bf16(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    char set[MT_PATH + 32];
+    snprintf(set, sizeof(set), "model.path=%s", fixture("parity/case_b"));
+    if (RUN("check", config, "--sampler", "--set", set, "--set", "train.dtype=bf16"))
+        fail_msg("%s\n%s", said.out, said.err);
+    assert_says(said.out, "two training forwards that choose experts: mean difference 0.00");
+    assert_says(said.out, "training takes the sampler's: mean difference 0.00");
+    assert_says(strstr(said.out, "training takes the sampler's"), " (at most 0.02), largest ");
+    assert_says(said.out, " %)\n  verdict: ok");
+}
+
 int test_generate_rows(void)
 {
     const struct CMUnitTest tests[] = {
@@ -451,6 +466,7 @@ int test_generate_rows(void)
         cmocka_unit_test(keeps_foreign_files),
         cmocka_unit_test(refuses),
         cmocka_unit_test(check_sampler),
+        cmocka_unit_test(check_sampler_bf16),
         cmocka_unit_test(continues_the_same_alone),
         cmocka_unit_test(lists_bad_rows),
         cmocka_unit_test(prompts_of_messages),
