@@ -649,20 +649,6 @@ static enum data_format format_of(struct json row)
     return json_has(row, "text") ? DATA_TEXT : DATA_AUTO;
 }
 
-/* The key that marks answers as bad in data for DPO and KTO, as TRL, LLaMA-Factory and ms-swift name it; NULL: none. */
-static const char *preference_key(struct json row, enum data_format format)
-{
-    static const char *const keys[] = {"rejected", "rejected_response", "rejected_messages"};
-    for (int64_t i = 0; i < MT_LEN(keys); i++) {
-        const struct json rejected = json_find(row, keys[i]);
-        const enum json_type type = json_type(rejected);
-        if (json_truthy(rejected) && (type == JSON_STRING || type == JSON_ARRAY || type == JSON_OBJECT)) return keys[i];
-    }
-    if (!is_empty(json_find(row, "kto_tag"))) return "kto_tag";
-    return format != DATA_TEXT && format != DATA_TOKENS && json_type(json_find(row, "label")) == JSON_BOOL ? "label"
-                                                                                                           : NULL;
-}
-
 static int read_row(struct row_reader *r, struct json row, struct err *err)
 {
     json_free(r->listed);
@@ -670,7 +656,7 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     if (r->listed) row = json_root(r->listed);
     const enum data_format format = r->opt->format == DATA_AUTO ? format_of(row) : r->opt->format;
     const bool answers = format == DATA_PREFERENCE || format == DATA_LABELLED;
-    const char *preference = answers ? NULL : preference_key(row, format);
+    const char *preference = answers ? NULL : preference_row_key(row, format != DATA_TEXT && format != DATA_TOKENS);
     if (preference)
         return json_error(
             row, err, "has `%s`, a key of preference data: set objective.kind to dpo, orpo or kto, or %s", preference,

@@ -162,6 +162,12 @@ MUTATIONS = [
     # ---- train
     ("train/plan/gpu_table.c", "found = found == NONE ? i : SEVERAL;", "found = i;", "gpu_table:names*"),
     ("model/acts.c", "alike && arch_same_layer(p->a, layer, p->adapted)", "true", "parity"),
+    ("train/tools/init.c", "if (s->cfg.data.eval_split > 0) {", "{", "suit:the_rows*"),
+    ("train/tools/first_row.c", "for (int i = 0; i < MT_LEN(trained); i++)", "for (int i = 0; i < 0; i++)",
+     "suit:the_rows*"),
+    ("data/dataset/preference_rows.c", "preference_row_key(row, !other)", "preference_row_key(row, true)",
+     "suit:the_rows*"),
+    ("train/tools/suit.c", "MT_MAX(least, MT_MIN(", "MT_MAX(1, MT_MIN(", "suit:the_rows*"),
     ("train/tools/suit.c", "!s->cfg.data.eval[0] && s->cfg.data.eval_split > 0 &&", "0 &&", "suit:plans_what*"),
     ("train/generate/engine.c", "e->routing + e->row[i] * e->n_routing", "e->routing", "engine:any_order*"),
     ("train/generate/engine.c", "rules.prompt_routing + e->pos[first] * e->n_routing", "rules.prompt_routing",

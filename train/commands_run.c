@@ -117,7 +117,8 @@ static int plan_model(const struct plan_args *a, const struct config *cfg, struc
     const struct suit_choice choice = {.seq_len = !cli_sets_has(sets, "data.seq_len"),
                                        .epochs = !cli_sets_has(sets, "train.epochs"),
                                        .grad_accum = !cli_sets_has(sets, "train.grad_accum"),
-                                       .eval_split = !cli_sets_has(sets, "data.eval_split")};
+                                       .eval_split = !cli_sets_has(sets, "data.eval_split"),
+                                       .objective = !cli_sets_has(sets, "objective.kind")};
     return commands_plan_model(cfg, &choice, a->gpu, a->host_gb, err);
 }
 

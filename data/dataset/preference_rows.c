@@ -358,3 +358,26 @@ int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struc
     a.completion = whole(completion);
     return put_answer(out, row, &a, err);
 }
+
+/* ---- which form */
+
+const char *preference_row_key(struct json row, bool labels)
+{
+    static const char *const keys[] = {"rejected", "rejected_response", "rejected_messages"};
+    for (int64_t i = 0; i < MT_LEN(keys); i++) {
+        const struct json rejected = json_find(row, keys[i]);
+        if (json_truthy(rejected) && (is_text(rejected) || is_turns(rejected))) return keys[i];
+    }
+    const struct json tag = json_find(row, "kto_tag");
+    if (json_given(tag) && !(is_text(tag) && !json_truthy(tag))) return "kto_tag";
+    return labels && json_type(json_find(row, "label")) == JSON_BOOL ? "label" : NULL;
+}
+
+enum preference_form preference_row_form(struct json row)
+{
+    const bool other = json_has(row, "input_ids") || (json_has(row, "text") && !json_has(row, "completion"));
+    const char *key = preference_row_key(row, !other);
+    if (json_has(row, "responses") && json_has(row, "ratings")) return PREFERENCE_FORM_PAIR;
+    if (!key) return PREFERENCE_FORM_NONE;
+    return strncmp(key, "rejected", 8) ? PREFERENCE_FORM_LABELLED : PREFERENCE_FORM_PAIR;
+}

@@ -20,4 +20,11 @@ int preference_row_answer(struct text_buf *out, struct json row, bool worse, str
  * true or false, 1 or 0, desirable or undesirable; or such a text. */
 int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struct err *err) MT_CHECK;
 
+/* The key that marks answers as bad in data for DPO and KTO, as TRL, LLaMA-Factory and ms-swift name it; NULL: none.
+ * labels: a boolean `label` is such a key. */
+const char *preference_row_key(struct json row, bool labels);
+enum preference_form { PREFERENCE_FORM_NONE, PREFERENCE_FORM_PAIR, PREFERENCE_FORM_LABELLED };
+/* What the keys of a row tell. */
+enum preference_form preference_row_form(struct json row);
+
 #endif

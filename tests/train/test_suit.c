@@ -178,12 +178,65 @@ static void changes_values_until_it_fits(void **state)
     assert_int_equal(RUN_THERE("init", MODEL, "long.jsonl", "-o", "long.ini", LITTLE_MEMORY), 0);
     first_line_is("fits: ", " of ");
     read_there("long.ini", text);
-    assert_says(text,
-                "\n; to make it fit: lora.r = 8; data.seq_len: documents beyond 95 % of the lengths are truncated\n");
+    assert_says(text, "\n; to make it fit: lora.r = 8; data.seq_len: what is longer than 95 % of the "
+                      "documents is truncated, or an answer dropped\n");
     assert_says(text, "\nseq_len = 448\n");
     assert_says(text, "\nr = 8\nalpha = 16\n");
     assert_says(text, "\ntargets = attention,experts\n");
     assert_int_equal(RUN_THERE("plan", "long.ini", LITTLE_MEMORY), 0);
+}
+
+/* 20 rows, of which each replaces # by a digit. */
+static void put_rows(const char *name, const char *row)
+{
+    char path[2 * MT_PATH];
+    snprintf(path, sizeof(path), "%s/%s", folder(), name);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int i = 0; i < 20; i++) {
+        for (const char *c = row; *c; c++) fputc(*c == '#' ? '0' + i % 2 : *c, f);
+        fputc('\n', f);
+    }
+    assert_int_equal(fclose(f), 0);
+}
+
+static void the_rows_tell_the_objective(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *row, *kind; /* NULL: the error */
+        const char *said;
+    } all[] = {
+        {"{\"prompt\": \"1 2\", \"chosen\": \"3 # 4\", \"rejected\": \"4 5\"}", "dpo", "40 answers"},
+        {"{\"prompt\": \"1 2\", \"responses\": [\"3 #\", \"4\"], \"ratings\": [1, 2]}", "dpo", "40 answers"},
+        {"{\"prompt\": \"1 2\", \"completion\": \"3 #\", \"label\": true}", "kto", "train.grad_accum = 4, "},
+        {"{\"prompt\": \"1 2\", \"completion\": \"3 #\", \"kto_tag\": false}", "kto", "20 answers"},
+        {"{\"prompt\": \"1 2\", \"completion\": \"3 #\", \"answer\": \"4\"}", "", "20 documents"},
+        {"{\"text\": \"1 2 #\", \"label\": true}", "", "20 documents"},
+        {"{\"prompt\": \"1 2\", \"answer\": \"#\"}", NULL, "rows.jsonl:1: a prompt with `answer` but no completion: "},
+        {"{\"prompt_ids\": [1], \"completion_ids\": [2], \"reward\": 1}", NULL, "rows.jsonl:1: a recorded rollout: "},
+        {"{\"prompt\": \"1 2\", \"chosen\": \"3", NULL, "rows.jsonl:1"},
+    };
+    static char text[1 << 14];
+    char name[32], kind[64];
+    for (int i = 0; i < MT_LEN(all); i++) {
+        snprintf(name, sizeof(name), "rows%d.ini", i);
+        snprintf(kind, sizeof(kind), "\nkind = %s\n", all[i].kind ? all[i].kind : "");
+        put_rows("rows.jsonl", all[i].row);
+        const int rc = RUN_THERE("init", MODEL, "rows.jsonl", "-o", name, "--gpu", "24gb");
+        if (rc != !all[i].kind) fail_msg("%s: %s", all[i].row, said.err);
+        assert_says(all[i].kind ? said.out : said.err, all[i].said);
+        if (!all[i].kind) continue;
+        read_there(name, text);
+        if (*all[i].kind ? !strstr(text, kind) || !strstr(text, "\nlr = 2e-05\n") : strstr(text, "[objective]") != NULL)
+            fail_msg("%s:\n%s", all[i].row, text);
+    }
+    put_rows("rows.jsonl", all[0].row);
+    if (RUN_THERE("finetune", MODEL, "rows.jsonl", "-o", "pairs.ini")) fail_msg("%s", said.err);
+    assert_says(said.err, "train: 40 documents");
+    assert_says(said.err, "out/tiny model-dpo/adapter"); /* beside that of supervised fine-tuning */
+    if (RUN_THERE("plan", MODEL, "--data", "rows.jsonl", "--set", "objective.kind=orpo")) fail_msg("%s", said.err);
+    assert_says(said.out, "40 answers");
 }
 
 int test_suit(void)
@@ -192,6 +245,7 @@ int test_suit(void)
         cmocka_unit_test(plans_without_a_configuration),    cmocka_unit_test(says_what_makes_it_fit),
         cmocka_unit_test(writes_a_configuration_that_runs), cmocka_unit_test(trains_in_one_command),
         cmocka_unit_test(changes_values_until_it_fits),     cmocka_unit_test(plans_what_init_writes),
+        cmocka_unit_test(the_rows_tell_the_objective),
     };
     return cmocka_run_group_tests_name("suit", tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 
 #include "data/file/file.h"
 #include "data/hub/hub.h"
+#include "train/objective/preference_keys.h"
 #include "train/tools/suit.h"
 
 /* The last name of the model, for files: gpt-oss-20b of hub:openai/gpt-oss-20b@main. */
@@ -46,6 +47,7 @@ static void write_model(const struct suit *s, FILE *f)
 static void write_data(const struct suit *s, FILE *f)
 {
     const struct config *c = &s->cfg;
+    const bool sft = c->objective.kind == CFG_SFT;
     fprintf(f, "\n[data]\ntrain = %s\n", c->data.train);
     if (c->data.eval_split > 0)
         fprintf(f,
@@ -53,10 +55,23 @@ static void write_data(const struct suit *s, FILE *f)
                 "eval_split = %g\n",
                 c->data.eval_split);
     fprintf(f,
-            "; the %lld documents have %lld tokens (median); 95 %% have up to %lld, 99 %% up to %lld, the longest has "
-            "%lld.\n; Longer ones than seq_len are truncated, short ones share a sequence.\n",
-            (long long)s->n_doc, (long long)s->median, (long long)s->p95, (long long)s->p99, (long long)s->longest);
+            "; the %lld %s have %lld tokens (median); 95 %% have up to %lld, 99 %% up to %lld, the longest has "
+            "%lld.\n; %s\n",
+            (long long)s->n_doc, sft ? "documents" : "answers, with their prompts,", (long long)s->median,
+            (long long)s->p95, (long long)s->p99, (long long)s->longest,
+            sft ? "Longer ones than seq_len are truncated, short ones share a sequence."
+                : "A row with a longer answer than seq_len is dropped.");
     print_number(f, "seq_len", c->data.seq_len);
+}
+
+static void write_objective(const struct suit *s, FILE *f)
+{
+    char kind[32];
+    if (s->cfg.objective.kind == CFG_SFT || !config_choice(OBJECTIVES, s->cfg.objective.kind, kind)) return;
+    fprintf(f, "\n[objective]\n; %s\nkind = %s\n; larger: stays nearer to the reference, the base model\nbeta = %g\n",
+            s->cfg.objective.kind == CFG_KTO ? "the data has answers with labels"
+                                             : "the data has pairs of answers; also ipo, simpo, orpo",
+            kind, preference_row_of(&s->cfg)->beta);
 }
 
 static void write_training(const struct suit *s, FILE *f)
@@ -69,9 +84,11 @@ static void write_training(const struct suit *s, FILE *f)
             c->lora.alpha, c->lora.targets);
     fprintf(f, "\n[optim]\n; halve it when the loss is unstable\nlr = %g\n", config_lr(c));
     fprintf(f,
-            "\n[train]\n; passes over the data\nepochs = %g\n; sequences of a forward pass, and passes of an optimizer "
-            "step\n",
-            c->train.epochs);
+            "\n[train]\n; passes over the data\nepochs = %g\n; %s of a forward pass, and passes of an optimizer step\n",
+            c->train.epochs,
+            c->objective.kind == CFG_SFT   ? "sequences"
+            : c->objective.kind == CFG_KTO ? "rows"
+                                           : "pairs");
     print_number(f, "micro_batch", c->train.micro_batch);
     print_number(f, "grad_accum", c->train.grad_accum);
 }
@@ -79,10 +96,14 @@ static void write_training(const struct suit *s, FILE *f)
 static void write_rest(const struct suit *s, const char *name, FILE *f)
 {
     const int64_t every = MT_MAX(s->n_step / 10, 1);
-    fprintf(f, "\n[eval]\n; steps\n");
-    print_number(f, "every", every);
-    fprintf(f, "\n[output]\ndir = out/%s\n; steps between checkpoints, from which a run that was ended continues\n",
-            name);
+    char kind[32];
+    const bool sft = s->cfg.objective.kind == CFG_SFT || !config_choice(OBJECTIVES, s->cfg.objective.kind, kind);
+    if (s->cfg.data.eval_split > 0) {
+        fprintf(f, "\n[eval]\n; steps\n");
+        print_number(f, "every", every);
+    }
+    fprintf(f, "\n[output]\ndir = out/%s%s%s\n; steps between checkpoints, from which a run that was ended continues\n",
+            name, sft ? "" : "-", sft ? "" : kind);
     print_number(f, "save_every", every);
 }
 
@@ -112,6 +133,7 @@ static int write_file(const struct suit *s, const char *name, const char *path, 
     write_head(s, name, f);
     write_model(s, f);
     write_data(s, f);
+    write_objective(s, f);
     write_training(s, f);
     write_rest(s, name, f);
     MT_REQUIRE(!fclose(f), "out of memory");

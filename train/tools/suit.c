@@ -8,6 +8,7 @@
 #include "data/hub/hub.h"
 #include "kernels/choice.h"
 #include "train/config/epochs.h"
+#include "train/tools/first_row.h"
 
 /* ---- the card */
 
@@ -79,14 +80,27 @@ static int load(struct suit *s, struct dataset_options *opt, struct err *err)
 
 static int64_t rounded(int64_t n) { return (n + 63) / 64 * 64; }
 
-/* Short documents share a sequence, so that products have many rows. */
-static int64_t usual_len(const struct suit *s, int64_t documents)
+/* Short documents share a sequence, so that products have many rows. A preference's answer has its own, and is dropped
+ * if it is longer. */
+static int64_t usual_len(const struct suit *s)
 {
     enum { PACKED = 2048 };
-    return MT_MIN(MT_MAX(rounded(documents), PACKED), s->run.arch.max_len);
+    const int64_t most = rounded(s->p99), all = rounded(s->longest);
+    const int64_t n = s->cfg.objective.kind == CFG_SFT ? MT_MAX(most, PACKED) : MT_MAX(most, MT_MIN(all, PACKED));
+    return MT_MIN(n, s->run.arch.max_len);
 }
 
 enum { ENOUGH = 50, MANY_DOCUMENTS = 1000 }; /* ENOUGH: to hold some of them out */
+
+/* The objective of the data's first row, with the rate of such runs: a tenth of supervised fine-tuning's. */
+static int choose_objective(struct suit *s, struct err *err)
+{
+    struct config *c = &s->cfg;
+    if (c->data.columns[0] || c->data.format != DATA_AUTO) return 0;
+    if (first_row_objective(&c->objective.kind, s->run.train_files, err)) return err_prefix(err, "data.train");
+    if (c->objective.kind != CFG_SFT && c->optim.lr < 0) c->optim.lr = config_lr(c) / 10;
+    return 0;
+}
 
 static int open_data(struct suit *s, struct dataset_options *opt, const struct suit_choice *choice, struct err *err)
 {
@@ -101,13 +115,13 @@ static int open_data(struct suit *s, struct dataset_options *opt, const struct s
     }
     snprintf(r->model_dir, sizeof(r->model_dir), "%s", small.there ? small.dir : dir);
     if (!(r->train_files = hub_data(s->cfg.data.train, err))) return err_prefix(err, "data.train");
-    if (run_open_tokenizer(r, opt, NULL, err)) return -1;
+    if ((choice->objective && choose_objective(s, err)) || run_open_tokenizer(r, opt, NULL, err)) return -1;
     const int64_t given = s->cfg.data.seq_len;
     if (choice->seq_len) s->cfg.data.seq_len = r->arch.max_len;
     if (load(s, opt, err)) return -1;
     s->n_doc = r->train.n_docs;
     find_lengths(s, &r->train);
-    s->cfg.data.seq_len = choice->seq_len ? usual_len(s, s->p99) : given;
+    s->cfg.data.seq_len = choice->seq_len ? usual_len(s) : given;
     if (choice->eval_split && s->n_doc >= ENOUGH && !s->cfg.data.eval[0])
         s->cfg.data.eval_split = s->n_doc < MANY_DOCUMENTS ? 0.05 : 0.02;
     return 0;
@@ -116,7 +130,8 @@ static int open_data(struct suit *s, struct dataset_options *opt, const struct s
 /* Steps and tokens with data.seq_len, of the documents that are not held out. */
 static int count_steps(struct suit *s, struct dataset_options *opt, const struct suit_choice *choice, struct err *err)
 {
-    enum { FEW_STEPS = 100, BATCH = 8 };
+    enum { FEW_STEPS = 100, BATCH = 8, NEIGHBOURS = 4 }; /* KTO compares the rows of a step */
+    const int64_t least = s->cfg.objective.kind == CFG_KTO ? NEIGHBOURS : 1;
     if (s->longest > s->cfg.data.seq_len && load(s, opt, err)) return -1;
     if (!s->cfg.data.eval[0] && s->cfg.data.eval_split > 0 &&
         dataset_split(&s->run.train, &s->run.eval, s->cfg.data.eval_split, (uint64_t)s->cfg.train.seed, err))
@@ -124,8 +139,9 @@ static int count_steps(struct suit *s, struct dataset_options *opt, const struct
     s->n_tok = s->run.train.n_tokens;
     const struct loader_options lo = run_loader_options(&s->cfg, true);
     struct loader *l = loader_open(&s->run.train, &lo, (struct loader_pos){0, 0});
-    if (choice->epochs) s->cfg.train.epochs = s->n_doc < MANY_DOCUMENTS ? 3 : 1;
-    if (choice->grad_accum) s->cfg.train.grad_accum = MT_MAX(1, MT_MIN(loader_epoch_batches(l, 0) / FEW_STEPS, BATCH));
+    if (choice->epochs) s->cfg.train.epochs = s->cfg.objective.kind == CFG_SFT && s->n_doc < MANY_DOCUMENTS ? 3 : 1;
+    if (choice->grad_accum)
+        s->cfg.train.grad_accum = MT_MAX(least, MT_MIN(loader_epoch_batches(l, 0) / FEW_STEPS, BATCH));
     s->n_step = epochs_steps(&s->cfg, l, false);
     loader_close(l);
     return 0;
@@ -174,9 +190,9 @@ static const struct change {
     {quantize, "model.quantize = nf4: experts in 4 bits"},
     {shorten_to_p99, "data.seq_len: shorter"},
     {lower_rank, "lora.r = 8"},
-    {shorten_to_p95, "data.seq_len: documents beyond 95 % of the lengths are truncated"},
+    {shorten_to_p95, "data.seq_len: what is longer than 95 % of the documents is truncated, or an answer dropped"},
     {adapt_attention, "lora.targets = attention"},
-    {shorten_to_median, "data.seq_len: half of the documents are truncated"},
+    {shorten_to_median, "data.seq_len: half of the documents are truncated, or answers dropped"},
 };
 
 static int fits(struct suit *s, bool *yes, struct err *err)
@@ -204,7 +220,7 @@ static int make_fit(struct suit *s, struct err *err)
     return 0;
 }
 
-const struct suit_choice suit_all = {true, true, true, true, true};
+const struct suit_choice suit_all = {true, true, true, true, true, true};
 
 int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, const struct suit_choice *choice,
               struct err *err)
@@ -303,9 +319,9 @@ void suit_print(const struct suit *s, FILE *out)
     if (s->cfg.data.eval_split > 0) fprintf(out, ", data.eval_split = %g", s->cfg.data.eval_split);
     fprintf(out, "\n");
     if (s->n_doc)
-        fprintf(out, "  %s documents of %lld tokens (median), 95 %% up to %lld, 99 %% up to %lld, longest %lld\n",
-                grouped(a, s->n_doc), (long long)s->median, (long long)s->p95, (long long)s->p99,
-                (long long)s->longest);
+        fprintf(out, "  %s %s of %lld tokens (median), 95 %% up to %lld, 99 %% up to %lld, longest %lld\n",
+                grouped(a, s->n_doc), s->cfg.objective.kind == CFG_SFT ? "documents" : "answers, with their prompts,",
+                (long long)s->median, (long long)s->p95, (long long)s->p99, (long long)s->longest);
     if (!s->fits) return;
     fprintf(out, "  experts: %s\n  %s\n", p->memory.format, plan_text(text, &p->opt, &p->memory, p->n_layer));
     if (host) fprintf(out, "  %s of host memory must be free\n", str_bytes(a, p->host_free));

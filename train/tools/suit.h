@@ -19,9 +19,9 @@ int suit_card_find(struct suit_card *card, bool portable, struct err *err) MT_CH
 void suit_card_print(const struct suit_card *card, FILE *out);
 
 /* What suit_open may choose: sequences as long as most documents need, 1 to 3 epochs, up to 8 micro-batches per step, a
- * part of the documents to hold out; and, until the plan fits, other values. */
+ * part of the documents to hold out, the objective of the data's first row; and, until the plan fits, other values. */
 struct suit_choice {
-    bool seq_len, epochs, grad_accum, eval_split, fit;
+    bool seq_len, epochs, grad_accum, eval_split, objective, fit;
 };
 extern const struct suit_choice suit_all;
 
@@ -30,7 +30,7 @@ struct suit {
     struct config cfg, before; /* with the values that suit; before the last change */
     struct run run;            /* opened by it */
     struct roofs rates;
-    int64_t n_doc;                     /* of data.train; 0: no data */
+    int64_t n_doc;                     /* of data.train, of a pair two; 0: no data */
     int64_t n_tok;                     /* of the documents that are not held out */
     int64_t median, p95, p99, longest; /* tokens of a document */
     int64_t n_step;
