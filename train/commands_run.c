@@ -109,7 +109,8 @@ static int do_eval(const void *args, struct config *cfg, struct err *err)
     return eval_generate_run(&a->answers, a->base ? NULL : adapter, cfg, err);
 }
 
-/* With the values that `init` would choose for the data, where they are not given. Nothing is changed to make it fit.
+/* Plans with the values that `init` would choose for the data, where they are not given. Does not change values to make
+ * the plan fit.
  */
 static int plan_model(const struct plan_args *a, const struct config *cfg, struct err *err)
 {

@@ -98,7 +98,8 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, con
     return true;
 }
 
-/* The first step of a run whose adapters begin as the reference proves that they do. */
+/* Checks the loss of the first step, if the adapters of the run begin as the reference: it must be that of equal
+ * models. */
 static int check_first(const struct training *t, const struct step_metrics *m, struct err *err)
 {
     const struct run_objective *o = run_objective(t->run.cfg);
@@ -131,8 +132,8 @@ static double smoothed(double before, double loss, int64_t n)
     return n > 1 ? before + w * (loss - before) : loss;
 }
 
-/* Before a step: the first quant.start steps are not quantised. With quant.amax = static the scales that the run keeps
- * are of the first step that is, whether it was loaded from a checkpoint or reached. */
+/* Before a step: the first quant.start steps are not quantised. With quant.amax = static the run keeps the scales of
+ * the first quantised step, whether that step was reached now or is in the checkpoint. */
 static void begin_quantisation(struct training *t)
 {
     const int64_t start = t->run.cfg->quant.start;
@@ -264,7 +265,7 @@ static int steps(struct training *t, struct err *err)
         const bool saving = (s > start || (due && s > 0)) && (last || (every && s % every == 0));
         if (saving && saves_checkpoint(t, err)) return -1;
         if (last && saving) return 0;
-        if (last) return saves_report(t, err); /* a run that was killed after its last checkpoint may have none */
+        if (last) return saves_report(t, err); /* a run that was killed after its last checkpoint may have no report */
         if ((rc = step(t, err))) return rc;
         if (t->stopping && t->state.step < t->schedule.total_steps) return LOOP_INTERRUPTED;
     }
@@ -306,6 +307,6 @@ int loop_train(const struct config *cfg, struct comm *all, const struct training
     if (open) rc = finish(t, rc, err);
     session_close(t);
     mem_free(t);
-    if (rc >= 0) signal(SIGTERM, SIG_IGN); /* from a launcher, as another rank has exited before this one */
+    if (rc >= 0) signal(SIGTERM, SIG_IGN); /* a launcher sends it when another rank exits before this one */
     return rc;
 }

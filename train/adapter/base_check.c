@@ -35,7 +35,7 @@ static bool has_text(struct json j, const char *key, const char *text)
     return json_has(j, key) && !json_get_str(j, key, &have, &unused) && !strcmp(have, text);
 }
 
-enum { NAMED = 6 }; /* parts of the weights in a message: of another model all differ */
+enum { NAMED = 6 }; /* a message names so many parts of the weights: all parts of another model differ */
 static void add_part(struct changes *c, const char *name)
 {
     if (c->n < NAMED) {

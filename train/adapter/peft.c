@@ -323,7 +323,8 @@ static void detect_layout(struct source *src, uint64_t targets)
     src->alpha *= src->rslora ? sqrt(2) : 2;
 }
 
-/* Beside short convolutions in_proj is theirs, and out_proj is their output and that of attention. */
+/* In a model with short convolutions the key in_proj is for their projection, and out_proj for the output projections
+ * of convolutions and of attention. */
 static void share_patterns(struct source *src)
 {
     static const enum lora_target to[] = {LORA_CONV_IN, LORA_CONV_OUT, LORA_O}, from[] = {LORA_IN, LORA_OUT, LORA_OUT};

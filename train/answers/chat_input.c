@@ -47,7 +47,8 @@ bool chat_input_interrupted(void)
     return was;
 }
 
-/* Waits for bytes. Ctrl-C is blocked but while it waits, so that none is missed between a check and the wait. */
+/* Waits for bytes. SIGINT is blocked except during the wait, so that a Ctrl-C between a check and the wait is not
+ * missed. */
 static enum chat_event wait_for_bytes(struct chat_input *in)
 {
     sigset_t with, without;

@@ -74,7 +74,8 @@ void chat_talk_put(struct text_buf *row, const struct chat_talk *t)
     text_put(row, "]}\n");
 }
 
-/* A file that exists has whole lines. `last` is the row of this conversation, if the file has it. */
+/* Writes the row at the end of the file, which must end with a line feed. last: the file's last row is of this
+ * conversation and is replaced. */
 static int put_row(struct chat_talk *t, int fd, const struct text_buf *row, const char *path, bool last,
                    struct err *err)
 {

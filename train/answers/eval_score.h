@@ -13,8 +13,8 @@ void eval_score_add(struct eval_score *s, int64_t n_sample, int64_t n_right);
 double eval_score_mean(const struct eval_score *s);
 double eval_score_error(const struct eval_score *s); /* standard error of the mean; NaN with less than two rows */
 
-/* The probability that one of k samples, drawn from n of which `right` are right, is right: 1 - C(n - right, k) /
- * C(n, k). 1 <= k <= n. Without bias as an estimate for k samples of the model. */
+/* The probability that one of k samples, drawn from n of which `right` are right, is right: 1 - C(n - right, k) / C(n,
+ * k). 1 <= k <= n. It is an unbiased estimate of the probability that one of k samples of the model is right. */
 double pass_at(int64_t n, int64_t right, int64_t k);
 
 #endif

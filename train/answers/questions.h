@@ -12,7 +12,7 @@ struct question {
     void *owner; /* of the callbacks */
     /* results */
     int64_t n_done, n_right, n_none;
-    struct text_buf line; /* of --output, its samples in the order in which they ended */
+    struct text_buf line; /* lines for --output: its samples in the order in which they ended */
 };
 struct questions {
     struct question *items; /* [n] */
@@ -20,7 +20,7 @@ struct questions {
 };
 
 /* Documents of run.eval, which run_open_data has read: the prompt is what precedes the last answer with loss, the
- * reference that answer. most: the first documents alone. */
+ * reference that answer. At most the first `most` documents. */
 int questions_held_out(struct questions *qs, const struct run *r, const struct row_defaults *d, int64_t most,
                        struct err *err) MT_CHECK;
 /* Rows of a JSONL file, as `generate --input` has them. The reference is the value of `key`; without one `completion`,

@@ -160,7 +160,7 @@ static int bench_open(struct bench *b, struct err *err)
     device_log_choice();
     if (b->cfg.train.threads) r->dev.n_threads = (int)b->cfg.train.threads;
     if (b->cfg.train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(&b->cfg))
-        return err_set(err, "--expert-dtype fp8 excludes --qat and --qat-inputs: leave it out, or both of them");
+        return err_set(err, "--expert-dtype fp8 excludes --qat and --qat-inputs: remove it, or remove both of those");
     choose_sizes(b);
     if (b->o.tokens % b->o.seq)
         return err_set(err, "--tokens %lld is not a multiple of --seq %lld", (long long)b->o.tokens,
@@ -304,7 +304,7 @@ static int measure_ops(struct bench *b, struct err *err)
     return 0;
 }
 
-/* After the steps, so that their clocks are those of a card that has just begun. */
+/* Runs after the steps, because it heats the card, which would lower the clock of the steps. */
 static void measure_sustained(struct bench *b)
 {
     const double seconds = 2;

@@ -9,8 +9,8 @@
 #include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"
 
-/* shared: of all heads one key, which is the value too, and beside a window entries for `ratio` tokens each (0: none);
- * a token sees `top` of them (0: all). */
+/* shared: all heads have one key, which is the value too. A token sees a window of keys, and `top` (0: all) entries
+ * that each stand for `ratio` tokens (0: no entries). */
 static const struct heads {
     const char *name;
     int64_t n_head, n_kv, head_dim, value_dim;
@@ -67,7 +67,8 @@ static struct seqs push_seqs(struct device *dev, int64_t n, int64_t len)
     return s;
 }
 
-/* Evenly spread entries of every token in sequences of len, all if it sees at most `top`. */
+/* Fills the list of entries of every token, in sequences of len tokens: `top` evenly spread ones, or all if there are
+ * fewer. */
 static void fill_idx(struct device *dev, struct tensor idx, int64_t len, int64_t ratio)
 {
     const int64_t top = idx.shape[1];

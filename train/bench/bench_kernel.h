@@ -6,7 +6,7 @@
 #include "data/json/json.h"
 #include "kernels/prof.h"
 
-/* Untimed and timed runs, the latter at most; bytes of a tensor that are random. */
+/* Untimed runs; most timed runs; bytes of a tensor that are random, which then repeat. */
 enum { BENCH_WARM_UP = 5, BENCH_RUNS = 1000, BENCH_RANDOM = 4 << 20 };
 
 /* Allocates the three arenas of dev with the sizes of the dry run `plan`; frees the earlier ones. */
@@ -21,7 +21,7 @@ void bench_repeat(struct device *dev, struct tensor x, int64_t n); /* fills x wi
  * for the device. */
 double bench_marked_ms(const struct device *dev, int64_t n_run, int stride, int from, int to);
 
-/* Of one call of an op: its median time, its work and its shortest time. */
+/* One call of an op: its median time, its FLOPs and its shortest time. */
 struct bench_time {
     double ms, flops, floor_ms;
 };

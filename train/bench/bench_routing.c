@@ -14,7 +14,7 @@
 
 void routing_counts(int64_t *count, const double *load, int64_t n_exp, int64_t n_tok, int64_t top_k)
 {
-    double *rest = mem_array(n_exp + 1, sizeof(*rest)); /* loads of e and the later ones; exactly 0 after the last */
+    double *rest = mem_array(n_exp + 1, sizeof(*rest)); /* sum of the loads from e on; exactly 0 after the last */
     int64_t n_row = n_tok * top_k;
     for (int64_t e = n_exp - 1; e >= 0; e--) rest[e] = rest[e + 1] + load[e];
     for (int64_t e = 0; e < n_exp; e++) {
@@ -51,7 +51,7 @@ void routing_table(int32_t *idx, const int64_t *count, int64_t n_tok, int64_t to
 
 void routing_resample(double *to, int64_t n, const double *from, int64_t m)
 {
-    for (int64_t i = 0; i < n; i++) { /* the loads of from between i / n and (i + 1) / n of its experts */
+    for (int64_t i = 0; i < n; i++) { /* the loads in `from` between the shares i / n and (i + 1) / n of its experts */
         to[i] = 0;
         for (int64_t k = 0; k < m; k++) {
             const int64_t first = MT_MAX(i * m, k * n), end = MT_MIN((i + 1) * m, (k + 1) * n);

@@ -230,8 +230,8 @@ const char *config_renamed(const char *key);
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* The [lora] section; its texts are those of c. */
 struct lora_options config_lora(const struct config *c);
-/* For commands that do not train or evaluate: [objective] and [distill] as if they were not there, and what goes with
- * them. Rows of preferences, of rollouts and of prompts are still read as such. */
+/* For commands that do not train or evaluate: sets [objective], [distill], eval.best and a data.format that only
+ * objectives read to their defaults. Rows of preferences, of rollouts and of prompts are still read as such. */
 void config_without_teacher(struct config *c);
 /* For commands that generate: no data sets and evaluations, a micro-batch of one sequence. */
 void config_without_data(struct config *c);

@@ -60,8 +60,8 @@ static int validate_lists(const struct config *c, struct err *err)
     return 0;
 }
 
-/* What lora.init cannot be combined with: the frozen half of the ranks would not cancel, or have no weights to start
- * from. */
+/* Refuses what lora.init cannot be combined with: the frozen half of the ranks would no longer cancel the trained half
+ * before step 1, or the values do not come from the weights. */
 static int validate_init(const struct config *c, struct err *err)
 {
     const struct {

@@ -25,8 +25,8 @@ int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct s
 /* Reads the adapters of a PEFT directory. */
 int cpu_adapter_load(struct cpu_adapter *h, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 void cpu_adapter_close(struct cpu_adapter *h); /* zeroed is fine */
-/* w [n_row, n_in] += scale * B A of expert e, and with DoRA times m / norm of each row, so whole rows. rows[o]: the row
- * of B, in the order of the checkpoint, for row o of w. */
+/* w [n_row, n_in] += scale * B A of expert e. With DoRA each row, which must be whole, is then multiplied by m / norm.
+ * rows[o]: the row of B, in the order of the checkpoint, for row o of w. */
 void cpu_adapter_add(const struct cpu_adapter *h, struct device *dev, const struct lora_param *a,
                      const struct lora_param *b, int64_t e, const int64_t *rows, int64_t n_row, float *w, int64_t n_in);
 /* In a dry run, the memory that this takes for a matrix [n_out, n_in] and rank r. */

@@ -181,7 +181,7 @@ static int check_base(struct export *x, struct err *err)
     return 0;
 }
 
-/* Before anything is written, by what can be known without reading the weights. */
+/* check_base before anything is written, by run_fingerprint, which does not read all weights. */
 static int check_base_soon(struct export *x, struct err *err)
 {
     uint64_t fingerprint;

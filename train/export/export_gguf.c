@@ -3,11 +3,11 @@
  * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. In llama.cpp gate and up are separate; in
  * moetrain they share A. So A is written twice, and the rows of B are split: even and odd for gpt-oss, the two halves
  * otherwise. Gemma-4's stay one tensor. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of
- * q and k. Of gated DeltaNet it has value head v of every key head, then head v + 1 of every key head; a checkpoint has
- * the heads of a key head together. That concerns rows of B, and columns of A of the output projection. The fused
- * matrices of Qwen3-Next it reads otherwise: in_proj_qkvz as q | k | v and z, which are two tensors, the others as
- * stored. Source: llama.cpp, convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py,
- * src/llama-adapter.cpp. */
+ * q and k. Value heads of gated DeltaNet are in another order: llama.cpp has the first value head of every key head,
+ * then the second of each; a checkpoint has the value heads of a key head together. This concerns rows of B, and
+ * columns of A of the output projection. Of Qwen3-Next's fused matrices llama.cpp has in_proj_qkvz as two tensors, q |
+ * k | v and z, and the others as stored. Source: llama.cpp, convert_lora_to_gguf.py,
+ * conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py, src/llama-adapter.cpp. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,8 +16,8 @@
 #include "train/export/export_job.h"
 #include "train/gguf/gguf_names.h"
 
-/* ROWS_VALUES: value heads of gated DeltaNet, which a few rows may precede. COLUMNS_VALUES: of A. ROWS_QKV, ROWS_Z: of
- * in_proj_qkvz. */
+/* ROWS_VALUES: value heads of gated DeltaNet, which a few rows may precede. COLUMNS_VALUES: the same for columns of A.
+ * ROWS_QKV, ROWS_Z: the two parts of in_proj_qkvz. */
 enum rows {
     ROWS_ALL,
     ROWS_EVEN,

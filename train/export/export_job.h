@@ -38,8 +38,8 @@ struct export
     struct run run;             /* headers and held-out rows; its device is the CPU in f32 */
     struct cpu_adapter adapter; /* the trained adapter */
     struct quantize quantize;   /* the trainer's model.quantize */
-    struct qat qat;             /* quantisation of the merged weights; weights.bits 0: none, or another encoder */
-    struct device quant_dev;    /* has its largest magnitudes */
+    struct qat qat;             /* of the merged weights; opt.weights.bits 0: not quantised, or by quant_mxfp4_merge */
+    struct device quant_dev;    /* has the largest magnitudes of qat */
     bool trained;               /* training read exactly the weights that the export has */
     enum ggml_type ggml;        /* of the matrices of gguf-model: --quantize */
     FILE *report;

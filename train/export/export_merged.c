@@ -32,16 +32,16 @@ enum form { DENSE, STACK, TRANSPOSED };
 struct made {
     enum which which;
     enum form form;
-    const struct stored_layout *layout; /* of codes, whose scales are the next tensors; NULL: values in bf16 */
+    const struct stored_layout *layout; /* of the codes; the next tensors are their scales. NULL: values in bf16 */
     int64_t layer;
     size_t proj;                    /* MATRIX: offset of its struct proj in struct layer_weights */
     const struct st_tensor *copy;   /* COPY; DECODED: FP8 that becomes bf16 */
     int64_t row, n_row;             /* rows of each matrix that this tensor has */
-    struct row_order order;         /* of these rows in the file; they are computed in the order of memory */
+    struct row_order order;         /* of these rows in the file; values are computed in the order of memory */
     int64_t exp, n_exp;             /* experts that this tensor has */
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t b_row;
-    bool joined;    /* loading joins it with a matrix that has an adapter, and so is in bf16 */
+    bool joined;    /* readers join it with a matrix that has an adapter and is therefore in bf16 */
     bool quantised; /* as struct proj_quant of its product has it */
     int part;       /* of that product */
     float value;    /* INPUT_SCALE */
@@ -72,8 +72,8 @@ static bool has_format(const struct merge *m, const struct weight *w)
     return w->format == export_format_packs(m->x->format);
 }
 static bool is_mxfp4(const struct merge *m) { return m->x->format == EXPORT_MERGED_MXFP4; }
-/* Whether the export has the layout of DeepSeek-V4's publisher. Its names it has in bf16 too: transformers reads no
- * others. */
+/* Whether the export has the layout of DeepSeek-V4's publisher. merged-bf16 has the publisher's names too, because
+ * transformers reads no others. */
 static bool is_published(const struct merge *m) { return is_mxfp4(m) && m->x->run.arch.names->published; }
 
 /* Adds the tensor `name` with dtype and shape of e. */
@@ -131,8 +131,8 @@ static const struct st_tensor *as_it_is(const struct merge *m, const char *name,
     return t && weight_is_dense(w->format) && t->dtype != DT_U8 && t->dtype != DT_NONE ? t : NULL;
 }
 
-/* Adds the tensors of the codes and scales that `how` describes, of `name`; with its experts where it is a stack.
- * copied: those of a source with this layout, unchanged. False: it has another one, and nothing is added. */
+/* Adds the tensors of codes and scales of the matrix or stack `name`, in the layout of `how`. copied: they are copied
+ * from the source. False: the source has another layout, and nothing is added. */
 static bool add_codes(struct merge *m, const char *name, int64_t n_in, struct made how, bool copied)
 {
     const struct stored_tensor *t = how.layout->plane;
@@ -170,9 +170,9 @@ static void add_input_scale(struct merge *m, const char *weight, const struct pr
         .which = INPUT_SCALE, .layer = -1, .value = export_quant_input_scale(f, *(const float *)p->in.amax.data)};
 }
 
-/* The layout of codes in which the export has a matrix: that of the publisher, whose format is the source's, of stacks,
- * or of the format of training. NULL: bf16. as_read: whether a source with it can be copied: it has the values that
- * training read, which quantising them again would round again. */
+/* The layout in which the export stores a matrix as codes: the publisher's, MXFP4 of stacks, or that of the format of
+ * training. NULL: the matrix is in bf16. *as_read: a source in this layout can be copied. Its values are those that
+ * training read, and quantising them again would round them again. */
 static const struct stored_layout *layout_of(const struct merge *m, const char *name, const struct proj *p,
                                              const struct made *how, bool stacked, bool *as_read)
 {
@@ -188,8 +188,8 @@ static const struct stored_layout *layout_of(const struct merge *m, const char *
     return f->block ? &stored_as_nvfp4 : &stored_as_fp8;
 }
 
-/* Adds a tensor computed from p: `how` has the rows, the part of the product and the experts; target LORA_TARGETS:
- * never adapted. */
+/* Adds a tensor that is computed from p. how: its rows, the part of the product, and its experts. target LORA_TARGETS:
+ * no adapter can be on it. */
 static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
                        struct made how)
 {
@@ -270,8 +270,8 @@ static void add_each(struct merge *m, int64_t l, const char *pattern, const stru
     }
 }
 
-/* Whether the experts of a layer are two tensors in the export: where the family has no other names, and in bf16 where
- * the source has such tensors. */
+/* Whether the experts of a layer are two stacks in the export: if the family has no names of single experts, and in
+ * merged-bf16 if the source has stacks. */
 static bool is_stacked(const struct merge *m, int64_t l, const struct tensor_names *n)
 {
     char name[256], stack[LORA_MODULE_TEXT];
@@ -562,7 +562,7 @@ static int put_dense(struct merge *m, int64_t i, int64_t nth, const float *w, in
     return rc;
 }
 
-/* The nearest codes; MXFP4: where the weight has codes, its own ones if they are as near. */
+/* Writes the nearest codes. MXFP4: where the source's code is as near as another, it stays. */
 static int put_nearest(struct merge *m, int64_t i, int64_t nth, const float *values, const struct weight *w,
                        struct err *err)
 {
@@ -594,7 +594,7 @@ static void sort_rows(const struct made *how, uint8_t *data, int64_t size)
     mem_free(copy);
 }
 
-/* The codes, or for a dense tensor their values, of the matrix that training read; w is W. */
+/* Writes the codes of the matrix that training read, or for a dense tensor their values. w: the base weight. */
 static int put_quantised(struct merge *m, int64_t i, int64_t nth, float *w, const struct proj *p, struct err *err)
 {
     const struct made *how = &m->made[i];

@@ -127,8 +127,8 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
     return x->adapter.ad.amax.rows ? amax_file_load(&x->adapter.ad, &x->quant_dev, x->adapter_dir, err) : 0;
 }
 
-/* The format of the experts, which gguf-model has in MXFP4 for gpt-oss. It has no such attention: quant.targets = all
- * trains another model. */
+/* The format of the experts. gguf-model has those of gpt-oss in MXFP4, but not attention: after quant.targets = all it
+ * is another model than the trained one. */
 static enum export_format experts_as(const struct export *x, const struct qat_options *run)
 {
     const bool mxfp4 = x->run.arch.transposed_experts && ggml_layout(x->ggml)->block > 1 && !run->all;

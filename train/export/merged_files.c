@@ -76,7 +76,8 @@ static bool is_quantisation(const char *key)
     return !strcmp(key, "quantization_config") || !strcmp(key, "compression_config") || !strcmp(key, "expert_dtype");
 }
 
-/* A member of config.json without the layers of multi-token prediction, with which some lists go on. */
+/* Copies a member of config.json without the layers of multi-token prediction, which some lists have after the last
+ * layer. */
 static void copy_without_predictions(struct json_out *o, const char *key, struct json j, int64_t n_layer)
 {
     static const char *const counts[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};

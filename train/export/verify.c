@@ -514,9 +514,9 @@ static double noise_of(const struct rounded *r)
     return sqrt(fmax(0, r->step2 / r->delta2 - kept * kept));
 }
 
-/* Warns when rounding to a format removes much of the change to some matrices: 1 - (exported change *
- * trained change) / |trained change|^2. After training in the format of the experts, no other export has those: the
- * advice is to adapt them alone. Also prints to the report, because users may keep it without the log. */
+/* Warns when rounding to a format removes much of the change to some matrices: 1 - (exported change * trained change) /
+ * |trained change|^2. After training in the format of the experts, other exports do not have the trained experts: the
+ * advice is to put adapters on experts alone. Also prints to the report, because users may keep it without the log. */
 static void warn_of_rounding(const struct export *x, const struct export_diff *l, const struct rounded *r,
                              const char *format, const char *matrices)
 {

@@ -29,8 +29,8 @@ struct merged {
 };
 int merged_open(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
 void merged_close(struct merged *m);
-/* verify_gguf.c: the same of gguf-model, also after an error to be closed; its weights replace those of the base
- * model. */
+/* verify_gguf.c: merged_open for gguf-model; call merged_close also after an error. The functions below put the file's
+ * values in place of those of the base model. */
 int merged_open_gguf(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
 void merged_read_layer(const struct merged *m, struct device *dev, struct layer_weights *lw, int64_t layer);
 void merged_read_embed(const struct merged *m, struct device *dev, struct weight *embed);

@@ -107,9 +107,9 @@ static bool parse_name(const struct arch *a, const char *name, struct gguf_name 
     return false;
 }
 
-/* Of `rows` rows or columns whose last are value heads of gated DeltaNet, of `dim` each: the place of the one that
- * llama.cpp has at `at`. In the checkpoint the value heads of a key head are neighbours; llama.cpp has the first value
- * head of every key head, then the second of each. */
+/* The place in the checkpoint of the row or column that llama.cpp has at `at`. The last of the `rows` rows are value
+ * heads of gated DeltaNet, with `dim` rows each. In the checkpoint the value heads of a key head are neighbours;
+ * llama.cpp has the first value head of every key head, then the second of each. */
 static int64_t value_place(const struct delta_shape *s, int64_t dim, int64_t at, int64_t rows)
 {
     const int64_t keys = s->n_key, per_key = s->n_value / keys, before = rows - keys * per_key * dim;

@@ -1,5 +1,5 @@
-/* verify_inputs.c - the scales of quantised inputs in a merged checkpoint: of every matrix that is quantised, and those
- * of the magnitudes beside the adapter. */
+/* verify_inputs.c - checks the scales of quantised inputs in a merged checkpoint: every quantised matrix has one, with
+ * the value that follows from the magnitudes beside the adapter. */
 #include <stdio.h>
 #include <string.h>
 

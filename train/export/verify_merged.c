@@ -112,7 +112,8 @@ static double fp8_error(const struct weight *w, int64_t e, int64_t i, double t)
     return fmax(fabs(t) * 0x1p-4, step * 0x1p-10);
 }
 
-/* How far element i of expert e may be from t, by rounding. A format without a row has the bits of f32. */
+/* How far element i of expert e may be from t, by rounding. Formats that are not in the table are computed with f32's
+ * rounding. */
 static double allowed_error(const struct weight *w, int64_t e, int64_t i, float t)
 {
     static const struct {
@@ -126,7 +127,8 @@ static double allowed_error(const struct weight *w, int64_t e, int64_t i, float 
     return fabs((double)t) * fmax(rows[w->format].half_step, 0x1p-23);
 }
 
-/* The same for values that a GGUF file had in blocks; error is that of the block before, unless i begins another. */
+/* The same for values that a GGUF file has in blocks: computed where i begins a block, otherwise `error`, the result
+ * for the element before. */
 static double ggml_allowed(const struct matrix *m, const float *base, const float *delta, int64_t i, double error)
 {
     float target[32];

@@ -96,7 +96,8 @@ static struct sample_edit *push_edit(struct sample_edit **edits, int64_t *n_edit
     return &(*edits)[(*n_edit)++];
 }
 
-/* End tokens before min_tokens: of those that are not in seen; of a list with repetitions the first. */
+/* Forbids the end tokens before min_tokens: adds an edit for each that has no edit from `seen`, once if it is listed
+ * twice. */
 static void push_ends(const struct answer *a, struct sample_edit **edits, int64_t *n_edit, int64_t *cap)
 {
     const struct sample_request *q = &a->rules->q;

@@ -24,7 +24,7 @@ struct answer {
     int32_t *top_id;                            /* [n, top_logprobs] */
     float *top_logprob;
     uint16_t *routing;        /* [n, rules.n_routing] */
-    struct sample_edit *seen; /* [n_seen] ids of prompt and answer, with penalties, and with a bias; ascending */
+    struct sample_edit *seen; /* [n_seen] ascending ids: with a bias; with penalties all of prompt and answer */
     int64_t n_seen, cap_seen;
     struct answer_text text;
     enum sample_end end;

@@ -208,7 +208,8 @@ static double mean_of(const struct difference *d) { return d->sum / (double)MT_M
 
 static double share_of(const struct flips *f) { return (double)f->other / (double)MT_MAX(f->n, 1); }
 
-/* Prints a difference with its bound: in fp32 of the largest, else of the mean. Whether it is within. */
+/* Prints a difference with its bound: in fp32 of the largest, else of the mean. Returns whether it is within the
+ * bound. */
 static bool tell(const struct check_sampler *k, const char *what, const struct difference *d, double allowed)
 {
     const bool f32 = is_f32(k);
@@ -219,7 +220,7 @@ static bool tell(const struct check_sampler *k, const char *what, const struct d
     return (f32 ? d->most : mean_of(d)) <= allowed;
 }
 
-/* Prints for how many tokens training chooses other experts. Whether it is within the bound of bf16. */
+/* Prints for how many tokens training chooses other experts. Returns whether that is within the bound of bf16. */
 static bool tell_choices(const struct check_sampler *k)
 {
     const double most = fmax(BF16_OTHER, 2 * fmax(share_of(&k->flips), share_of(&k->piece_flips)));

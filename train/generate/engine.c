@@ -74,7 +74,8 @@ struct engine {
         float *to;
     } * labels; /* of prompts whose log-probabilities are asked for */
     int64_t n_label, cap_label;
-    struct request **prompt; /* [n_seq] whose tokens a sequence of the pass has; NULL: a sample's */
+    struct request **prompt; /* [n_seq] the request whose prompt a sequence of the pass belongs to; NULL: the sequence
+                                is a sample's */
     int64_t n_routing;       /* experts of a token in all layers that choose */
     uint16_t *routing;       /* [n_tok, n_routing] of the pass; NULL: opened without */
     bool records;            /* a request of the pass asks for them */
@@ -459,16 +460,16 @@ static bool begin_sample(struct engine *e, struct request *q)
 
 static int64_t sequences_of(const struct request *q) { return q->rules.q.group ? q->rules.q.group->n_seq : 0; }
 
-/* A group that has sequences leaves the last ones to others; for a sample only while some sample runs, so that it does
- * not wait for ever. */
+/* Whether the request must wait because its group has sequences already: the last 1 / SPARE_SEQS of all sequences are
+ * for other groups. A further sample waits only while some sample runs, so that it does not wait for ever. */
 static bool leaves_rest(const struct engine *e, const struct request *q)
 {
     const bool rest = e->n_taken >= e->opt.n_seq - e->opt.n_seq / SPARE_SEQS;
     return q->rules.q.group && rest && (q->shared < 0 ? sequences_of(q) > 0 : q->n_begun > 0 && e->n_live > 0);
 }
 
-/* The request whose group has the fewest sequences, the first of several, whose next sample can begin, or with
- * `prompts` its prompt. */
+/* Of the requests whose next sample, or with `prompts` whose prompt, can begin: the first one of the group with the
+ * fewest sequences. */
 static struct request *next_to_begin(const struct engine *e, bool prompts)
 {
     struct request *best = NULL;

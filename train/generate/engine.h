@@ -28,7 +28,7 @@
 struct engine_options {
     int64_t n_seq;     /* sequences at once */
     int64_t max_len;   /* tokens of the longest sequence, prompt and answer */
-    int64_t n_tok;     /* tokens of a pass, at least n_seq; of a prompt in its first pass */
+    int64_t n_tok;     /* most tokens of a pass, and of a prompt in its first pass; at least n_seq */
     int64_t chunk;     /* tokens of a longer prompt in each later pass */
     int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
     bool routing;      /* requests may ask for the experts of their tokens */
@@ -45,8 +45,8 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
 /* With the sizes of run.generation and data.seq_len, after run_open_model. On a GPU the log says that sequences at once
  * may change each other's rounding. */
 struct engine *engine_open_planned(struct run *r, struct err *err);
-/* Between the steps of a training run, which samples with the adapters as they are now: engine_open_planned, apart,
- * without the note. No pass of training may run before engine_close. */
+/* Between the steps of a training run, which samples with the adapters as they are now: engine_open_planned with
+ * `apart`, and without the note in the log. No pass of training may run before engine_close. */
 struct engine *engine_open_training(struct run *r, struct err *err);
 void engine_close(struct engine *e); /* requests that remain end without a callback; NULL is fine */
 
@@ -60,7 +60,7 @@ int engine_drop_adapter(struct engine *e, int adapter, struct err *err) MT_CHECK
 int64_t engine_add(struct engine *e, const struct sample_request *q, struct err *err);
 /* Its samples end in the next engine_step, with callbacks; a number that is not there does nothing. */
 void engine_cancel(struct engine *e, int64_t request);
-/* One pass. False: no requests remain, and there was none. */
+/* Makes one pass. False: no requests remain, and no pass was made. */
 bool engine_step(struct engine *e);
 
 /* For progress and `plan`. */

@@ -13,8 +13,8 @@ struct engine_work {
     double start, told;
 };
 void engine_work_add(struct engine_work *w, const struct sample_request *q);
-/* Sets data.seq_len and run.generation: as many sequences as have room for their rings and states, and for one that is
- * as long as the longest. adapter: its directory, or NULL. */
+/* Sets data.seq_len and run.generation. Halves the number of sequences until there is room for their rings and states,
+ * and for the pages of one sequence of the longest length. adapter: its directory, or NULL. */
 int engine_work_fit(const struct engine_work *w, struct run *r, struct config *cfg, const char *adapter,
                     struct err *err) MT_CHECK;
 void engine_work_begin(struct engine_work *w);

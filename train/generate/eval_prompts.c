@@ -13,7 +13,8 @@ static bool has_role(struct json message, const char *role)
     return !strcmp(alias ? alias->role : own, role);
 }
 
-/* A content, or its text parts; else JSON, as of calls. NULL: nothing. */
+/* A content as text: a string, or the text parts of a list; other values, such as tool calls, as JSON. NULL: it is
+ * empty. */
 static char *text_of(struct json value)
 {
     struct text_buf t = {0};

@@ -53,7 +53,7 @@ struct generate_rows {
 
 /* ---- reading ---- */
 
-/* What is no error, and may be meant otherwise: each kind at its first row. */
+/* Warns of what is no error but may be a mistake: each kind once, at its first row. */
 static void tell_once(struct generate_rows *g, const struct row_request *r, const char *name)
 {
     if (r->unused && !g->told_unused)
@@ -184,7 +184,8 @@ static int check_own(const struct generate_rows *g, struct err *err)
     return 0;
 }
 
-/* A line ends before byte `end` of the file. What follows the last line end is the beginning of an answer, or foreign.
+/* Checks a line of the output whose line feed is the byte before `end`, or which is the file's last one and has no line
+ * feed. It must begin as an answer does, and other line ends are an error.
  */
 static int check_end(const struct generate_rows *g, const char *name, const char *line, int64_t size, int64_t end,
                      struct err *err)

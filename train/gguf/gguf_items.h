@@ -40,8 +40,8 @@ struct gguf_items {
 
 /* Whether llama.cpp computes this model as it was trained; the error says what differs. */
 int gguf_items_check(const struct arch *a, struct err *err) MT_CHECK;
-/* Lists all tensors, in the order of the layers. matrices: their type, where its blocks divide the rows, else F16, as
- * kv_b is; experts of gpt-oss are MXFP4 unless matrices is F32 or F16. */
+/* Lists all tensors, in the order of the layers. matrices: the type of matrices whose rows are whole blocks of it; the
+ * others, and kv_b, are F16. Experts of gpt-oss are MXFP4 unless matrices is F32 or F16. */
 void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_type matrices);
 void gguf_items_free(struct gguf_items *list);
 /* Row i of the item as a row of its target, and, with item.first added, of the matrix in memory. */

@@ -4,7 +4,7 @@
 
 #include "train/gguf/gguf_meta.h"
 
-/* Appends them. Error: llama.cpp has no name for the tokenizer. */
+/* Appends the keys of tokenizer and chat template. Error: llama.cpp has no name for the tokenizer. */
 int gguf_tokenizer_put(struct gguf_meta *m, const struct gguf_meta_model *model, struct err *err) MT_CHECK;
 
 #endif

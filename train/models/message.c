@@ -76,7 +76,7 @@ static bool begins(struct part p, const char *mark)
     return (size_t)(p.end - p.at) >= n && !memcmp(p.at, mark, n);
 }
 
-/* The end of the part without a beginning of `mark` at its end. */
+/* The end of the part, before an incomplete `mark` at its end. */
 static const char *without_begun(struct part p, const char *mark)
 {
     const size_t n = strlen(mark);

@@ -27,7 +27,7 @@ static void add(struct models *m, const char *name, int64_t size, const char *di
     m->items[m->n++] = s;
 }
 
-/* The last part of a path, without slashes at its end; its size. `adapter` is that of the run that it belongs to. */
+/* The last part of a path, without slashes at its end, and its size. Of RUN/adapter it is RUN. */
 static const char *last_part(const char *path, int64_t *size)
 {
     int64_t end = (int64_t)strlen(path);

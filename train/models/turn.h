@@ -1,5 +1,5 @@
-/* turn.h - the next turn of a conversation whose tokens are held: the messages that follow an answer, as a suffix of
- * these tokens. Tokens that the model has seen are never made again from text. */
+/* turn.h - the next turn of a conversation whose tokens the caller has: the messages that follow an answer, as a suffix
+ * of these tokens. Tokens that the model has seen are never made again from text. */
 #ifndef MT_TURN_H
 #define MT_TURN_H
 

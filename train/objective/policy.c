@@ -111,7 +111,8 @@ static int check_environment(const struct config *c, struct err *err)
     return 0;
 }
 
-/* Online: what would make training's probabilities others than the sampler's, or has no meaning. */
+/* Refuses settings of online RL with which the trainer's probabilities would differ from the sampler's, or which have
+ * no meaning there. */
 static int check_online(const struct config *c, const char *name, struct err *err)
 {
     const bool scaled = c->objective.scale_rewards != CFG_SCALE_BATCH;

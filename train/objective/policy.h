@@ -20,7 +20,7 @@ struct policy_settings {
     double is_cap, is_floor; /* floor 0: none */
     double entropy_quantile; /* objective.top_entropy_quantile */
     int64_t step_rows;       /* of an optimizer step */
-    int64_t n_step, n_iteration; /* optimizer steps of a generation, before it is trained on again; times */
+    int64_t n_step, n_iteration; /* optimizer steps that divide the rows of a generation; times that it is trained on */
     double max_length;
 };
 

@@ -18,8 +18,8 @@ struct run_objective {
     const char *(*reference)(const struct config *);
     const char *reference_key;
     void (*warn)(const struct config *); /* at the start, about settings that have no effect */
-    /* Before the gradients of the n micro-batches b of a step, or of an evaluation's part: passes without gradient over
-     * them, which the ranks divide. Returns what the passes of the step have as baseline. */
+    /* Before the passes over the n micro-batches b of a step, or of a part of an evaluation: passes without gradient,
+     * which the ranks divide. Returns model_pass.baseline of the passes that follow. */
     double (*before_step)(struct model *, const struct batch *b, int64_t n);
     /* Whether the adapters of a new run are the reference; the first step then checks its loss and parts. */
     bool (*begins_as_reference)(const struct config *);

@@ -13,8 +13,8 @@ static const struct machine measured = {
     .group_link = 50e9,
     .host = 120e9 / SLOWER,  /* beside an H100 */
     .thread = 15e9 / SLOWER, /* there */
-    /* What forward copies out slows the link: on an H200 from 50 to 41 GB/s. A forward pass takes 1.2 times that of an
-     * H200. */
+    /* A forward pass is estimated at 1.2 times that of an H200, so copies beside it are too, instead of SLOWER times.
+     * Copies out slow the link, on an H200 from 50 to 41 GB/s: out_share. */
     .forward_link = 1.2 / SLOWER,
     .out_share = 0.4,
     .visible = 0.05,

@@ -68,7 +68,7 @@ static void warn_fp8(const struct device *dev, const struct config *cfg)
              "rows and is not faster than with bf16");
 }
 
-/* A CPU and an integrated GPU copy the bytes to other memory of the same limit. */
+/* On a CPU and an integrated GPU the copy in host memory counts against the same limit. */
 static void warn_offload(const struct plan *p, const struct device *dev, const struct config *cfg)
 {
     char way[32];
@@ -94,7 +94,7 @@ static void warn_host(const struct plan *p)
                  str_bytes(a, p->host_free), str_bytes(b, p->host_room));
 }
 
-/* Also where the experts have the dtype that decoding would give them. */
+/* Warns of train.decoded_layers where no layer was decoded: the experts are not packed. */
 static void warn_decoded(const struct plan *p, const struct config *cfg)
 {
     if (cfg->train.decoded_layers > 0 && !p->memory.n_decoded)

@@ -17,7 +17,7 @@ static void advise(char text[ADVICE], const char *what)
     snprintf(text + n, ADVICE - n, "%s%s", n ? ", or " : "", what);
 }
 
-/* The lowest peak of a request. A model that refuses it needs all there is. */
+/* The lowest peak of a request; INT64_MAX: it cannot be planned, as when the model refuses it. */
 static int64_t need_of(const struct plan *p, struct plan_request q)
 {
     struct plan_choice c;
@@ -143,7 +143,8 @@ static int64_t need_of_less(const struct plan *p, const struct plan_request *q, 
     return need_of(p, less);
 }
 
-/* Fills p->helps: what alone makes it fit; where nothing does, what alone needs less and together makes it fit. */
+/* Fills p->helps with the keys of which a lower value alone makes it fit. If there are none: with those that save
+ * memory, if lower values of all of them together make it fit. */
 static void find_less(struct plan *p, const struct plan_request *q)
 {
     static const int bits[] = {PLAN_HELPS_SEQ, PLAN_HELPS_BATCH, PLAN_HELPS_RANK};

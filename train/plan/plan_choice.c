@@ -3,9 +3,9 @@
  * Items: of every layer the groups that it can save (acts.h) instead of recomputing them, and its experts decoded once
  * instead of at every use. An item's time is the difference of two dry runs, its memory the size of its tensors. The
  * items are taken in order of time per byte while they fit, and once more with the networks first; later smaller ones
- * fill the rest. Each place is tried in turn: scratch for all or some experts of a layer; logits of many or few tokens
- * at a time; embedding, inputs of layers, moments and packed experts on the device or in host memory. The choice with
- * the shortest estimated time wins.
+ * fill the rest. All combinations of three settings are tried in turn: scratch for all or some experts of a layer;
+ * logits of many or few tokens at a time; a place (streams.h), i.e. which of embedding, inputs of layers, moments,
+ * groups and packed experts are in host memory. The choice with the shortest estimated time wins.
  *
  * The times follow from the constants in machine.c and the name of the GPU. So `plan` on any machine makes the same
  * choice as the run. */
@@ -16,7 +16,7 @@
 
 #include "train/plan/streams.h"
 
-/* Fewer threads of a rank take longer than the GPU with moments over PCIe. */
+/* With fewer threads per rank the CPU's update takes longer than the GPU's, which reads the moments over PCIe. */
 enum { CPU_UPDATE_THREADS = 4 };
 
 struct item {
@@ -30,11 +30,11 @@ struct search {
     const struct plan_request *q;
     struct streams h; /* host memory */
     int64_t fixed, budget;
-    int64_t least_host;         /* with `least`: the least of places whose peak is at most the budget */
+    int64_t least_host;         /* with h.least: the least host memory of the places whose peak is at most the budget */
     struct item *items[ORDERS]; /* the same items: by time per byte; networks first */
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
-    double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
+    double decode_ms;     /* time that decoding a layer saves; below 0: fake quantisation reads packed experts faster */
     double full_ms;       /* of a micro-batch that recomputes all */
     bool listed, ends;    /* ends: every item fits in a place that adds no time */
 
@@ -84,7 +84,7 @@ static bool same_kind(const struct search *s, int64_t x, int64_t y)
            (x < ad->lowest_layer) == (y < ad->lowest_layer);
 }
 
-/* What layer l gains and takes when it saves the groups `save` beside `others`. */
+/* Time saved and bytes taken when layer l saves the groups `save` in addition to `others`. */
 static struct gain gain_of(struct search *s, int64_t l, int save, int others)
 {
     static const int bit[ACTS_GROUPS] = {
@@ -109,8 +109,9 @@ static void note_host(struct search *s, int64_t l, enum offload_kind kind, doubl
     if (bytes > s->h.host[kind].bytes) s->h.host[kind] = (struct gain){ms, bytes};
 }
 
-/* The groups of every layer. What each of the first three spares does not depend on the others. Norms spare time beside
- * mixer or network, which come first by time per byte; counted beside both. */
+/* Lists the groups of every layer. The time that saving CORE, MIXER or FFN saves does not depend on the other groups.
+ * Saving NORMS saves time only if MIXER or FFN is saved; it is measured with both, which come first by time per
+ * byte. */
 static void list_groups(struct search *s)
 {
     enum { KINDS = 4 };
@@ -190,7 +191,7 @@ static struct acts_save first_save(const struct search *s)
     return acts_save_mode(mode == CFG_RECOMPUTE_AUTO ? RECOMPUTE_FULL : (enum recompute)(mode - CFG_RECOMPUTE_NONE));
 }
 
-/* Layers are not decoded beside some whose experts are in host memory. */
+/* Adds an item to opt. No layer is decoded if experts of some layers are in host memory. */
 static void take(const struct search *s, struct model_options *opt, const struct item *i)
 {
     if (i->save)
@@ -207,8 +208,8 @@ static double forward_ms(const struct search *s, double ops_ms)
 
 static double copy_ms(const struct search *s, double bytes) { return streams_copy_ms(&s->h, bytes); }
 
-/* Time in which ops wait for packed experts and for the CPU's update. What forward copies out meanwhile slows the link.
- * The update is beside the first micro-batch of a step. */
+/* Time in which ops wait for packed experts and for the CPU's update. Copies out of the forward pass slow the link. The
+ * update runs beside the first micro-batch of a step. */
 static double waits_ms(const struct search *s, double ops_ms)
 {
     const struct machine *m = &s->q->machine;
@@ -255,7 +256,8 @@ static struct model_options with_items(const struct search *s, const struct item
     return opt;
 }
 
-/* Whether the networks of all layers fit alone, and the other order does not begin with them. Overwrites c. */
+/* Whether NETWORKS_FIRST is worth a try: the networks of all layers fit without other items, and BY_RATIO does not
+ * begin with them. Overwrites c. */
 static bool networks_fit(struct search *s, struct plan_choice *c)
 {
     int64_t n = 0;
@@ -328,8 +330,8 @@ static int64_t chunk_of(const struct search *s, const struct model_options *opt,
     return MT_MIN(model_ce_chunk(q->dev, q->a, opt->distill.from, plan_logits_bytes(q->dev, size)), q->n_tok);
 }
 
-/* With one size of the logits, which share the memory with the items. load: peak of the work arena while loading.
- * Returns whether all items fit. */
+/* Packs items with one size of the logits, which take memory from the items. load: peak of the work arena while
+ * loading. Returns whether all items fit. */
 static bool try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
 {
     bool all = s->slower = false;
@@ -345,7 +347,8 @@ static bool try_logits(struct search *s, int64_t load, int size, struct plan_cho
     return all;
 }
 
-/* Peaks with the smallest logits, which hide no other scratch: without items, with all. load: as try_logits has it. */
+/* Peaks without items and with all of them. Logits are the smallest, so that they do not hide other scratch below their
+ * peak. load: as in try_logits. */
 struct peaks {
     int64_t none, all;
 };
@@ -435,7 +438,8 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
 
 /* ---- all places ---- */
 
-/* Its dry runs check few tensors: plan_settle follows, or came before. */
+/* Tries all places. Its dry runs look for few tensors of the checkpoint, as plan_settle looks for all before or after
+ * it. */
 static int search(struct search *s, struct plan_choice *best, struct err *err)
 {
     struct plan_request q = *s->q;

@@ -8,7 +8,7 @@ struct plan_choice {
     struct model_options opt;
     int64_t peak;  /* device bytes, `fixed` included */
     double ms;     /* estimated time of a micro-batch on the device of plan_choice.c; compares choices */
-    double ops_ms; /* of it the ops; the rest is scratch that is small, and host memory */
+    double ops_ms; /* the part of `ms` in ops; the rest is the cost of small scratch and of host memory */
     bool packed;   /* decoded layers would take longer */
 };
 /* The fastest options whose peak is at most `budget`; if none are, those with the lowest peak. train.offload = auto
@@ -17,7 +17,8 @@ int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fix
                 struct err *err) MT_CHECK;
 /* The options with the lowest peak. */
 int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err) MT_CHECK;
-/* *bytes: the least host memory of a rank with which a peak is at most `budget`; INT64_MAX: none is with any. */
+/* *bytes: the least host memory of a rank with which a peak is at most `budget`; INT64_MAX: no amount of host memory is
+ * enough. */
 int plan_least_host(int64_t *bytes, const struct plan_request *q, int64_t fixed, int64_t budget,
                     struct err *err) MT_CHECK;
 

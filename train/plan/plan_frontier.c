@@ -24,7 +24,8 @@ static int choose_row(struct row *r, const struct plan *p, const struct plan_req
                : 0;
 }
 
-/* The choice for a limit. Its key is its own peak where that limit gives it too, and no more than there is. */
+/* The choice for a limit of `bytes`. r->gib, the train.memory_gb that is printed, becomes the device's memory if it is
+ * larger and the choice fits, then the choice's peak if that limit gives the same choice. */
 static int find_row(struct row *r, const struct plan *p, const struct plan_request *q, double bytes, struct err *err)
 {
     const double gib = 1 << 30, most = p->room < INT64_MAX ? (double)p->room / gib : INFINITY;
@@ -38,8 +39,8 @@ static int find_row(struct row *r, const struct plan *p, const struct plan_reque
     return 0;
 }
 
-/* The fastest choice, by the least of a few limits that give it: a search with a limit close to its peak may prefer
- * another, with less memory on the device. */
+/* The fastest choice, with the lowest of a few limits that give it. With a limit close to its peak the search may
+ * prefer another choice, which takes less memory on the device. */
 static int find_fastest(struct row *r, const struct plan *p, const struct plan_request *q, struct err *err)
 {
     static const double shares[] = {1, 1.02, 1.05, 1.1, 1.2, 1.5};

@@ -118,7 +118,8 @@ int plan_reference(struct adapters *ad, struct adapters **planned, const struct 
 /* Memory that the driver allocates for each mapped peer rank (comm_share_work), measured on H200, commit 07c32d2. */
 enum { PER_PEER = 96 << 20 };
 
-/* The least of all ranks; INT64_MAX stays. A plan for ranks that have not been started knows only this machine. */
+/* The least `bytes` of all ranks; INT64_MAX if it is that on all. A plan for ranks that have not been started knows
+ * only this machine. */
 static int64_t least_of(const struct parallel *par, int64_t bytes)
 {
     if (!par->all->net) return bytes;
@@ -126,7 +127,8 @@ static int64_t least_of(const struct parallel *par, int64_t bytes)
     return least < 0x1p62 ? (int64_t)least : INT64_MAX;
 }
 
-/* Of free memory plans use all of a GPU's own, a fraction of host memory, for which others compete. */
+/* Of free memory a plan may use 99 % of a GPU's own memory, but 90 % of host memory, for which other processes
+ * compete. */
 void plan_request_room(struct plan_request *q)
 {
     const struct device *dev = q->dev;

@@ -49,12 +49,12 @@ enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
 /* Texts that are generated at once (train/generate/engine.h), of up to seq_len tokens. */
 struct plan_generation {
-    int64_t n_seq;      /* sequences */
-    int64_t n_tok;      /* tokens of a pass */
-    int64_t chunk;      /* tokens of a sequence in a pass that is not its first */
-    int64_t n_top;      /* likeliest tokens that are reported */
-    int64_t n_edit;     /* of a sequence, beside its tokens; 0: neither, no logits are changed */
-    bool routing;       /* the choice of experts is recorded */
+    int64_t n_seq;  /* sequences */
+    int64_t n_tok;  /* tokens of a pass */
+    int64_t chunk;  /* tokens of a sequence in a pass that is not its first */
+    int64_t n_top;  /* likeliest tokens that are reported */
+    int64_t n_edit; /* changes of logits per sequence, besides one for each of its tokens; 0: no logits are changed */
+    bool routing;   /* the choice of experts is recorded */
     bool keeps_experts; /* of training runs: the packed experts stay on the device */
     int64_t cache_tok;  /* of training runs: tokens that the plan has a cache for; 0: a full sequence */
 };
@@ -104,8 +104,9 @@ int64_t plan_probe_work(struct plan_probe *p, double *ms);
 int64_t plan_probe_other(struct plan_probe *p);
 /* plan_memory.n_packed */
 int64_t plan_packed_layers(const struct plan_probe *p);
-/* What such products add to the floor of a micro-batch, in forward and backward. *gain_ms: what decoding their layers
- * would save of it; the rest is time of reading bf16, which the floor does not count for them. */
+/* What products that decode experts themselves add to the floor of a micro-batch, forward and backward. *gain_ms: the
+ * part that decoding their layers beforehand would save. The rest is the time of reading bf16 experts, which the floor
+ * does not count for these products. */
 double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, double *gain_ms);
 /* Bytes of a cache for n_tok tokens of q's sequences. */
 int64_t plan_cache_bytes(const struct plan_request *q, int64_t n_tok);

@@ -26,11 +26,12 @@ struct plan {
     int64_t trainable;      /* trainable parameters */
     int n_rank, n_ep, n_dp; /* ranks; ranks of an expert-parallel group; ranks that divide the moments */
     int64_t host_free;      /* bytes of host memory that must be free on this machine, for all its ranks */
-    int64_t host_room;      /* that are; INT64_MAX: not known */
-    bool host_rest;         /* it takes more than half of them, as nothing else fits */
-    int64_t host_faster;  /* of plan_longest: with so many of them free it would take less time; 0: no, or not known */
-    double ms, faster_ms; /* estimates of a micro-batch by plan_choice, to compare: of the plan, and of that */
-    double ops_ms;        /* of the plan's, without waits */
+    int64_t host_room;      /* bytes of host memory that are free; INT64_MAX: not known */
+    bool host_rest;         /* the plan takes more than half of host_room, as nothing else fits */
+    int64_t host_faster;  /* from plan_longest: with so many bytes of host memory free, another plan would be faster; 0:
+                             none, or not known */
+    double ms, faster_ms; /* plan_choice's estimates of a micro-batch: this plan; the plan of host_faster */
+    double ops_ms;        /* the part of `ms` in ops, without waits */
     int64_t longest;      /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
     bool longest_fits;    /* longer ones would fit, but the model has no more positions */
     struct plan_generation generation; /* of the request; of a training run what fits */
@@ -38,9 +39,9 @@ struct plan {
     int64_t eval_alone;                /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
     bool too_large;                    /* plan_make failed because no options fit the budget; then also: */
     char advice[PLAN_ADVICE];          /* what to change, for messages */
-    int helps;                         /* lower ones make it fit: bits PLAN_HELPS_* */
-    bool alone;                        /* each of them, not only all together */
-    int64_t host_needed;               /* more host memory would: bytes for all ranks of this machine; 0: no */
+    int helps;                         /* lower values of these keys make it fit: bits PLAN_HELPS_* */
+    bool alone;                        /* each of them alone does; false: only all together */
+    int64_t host_needed;               /* host memory of all ranks here with which it would fit; 0: none is enough */
 };
 
 /* More than the context and the libraries of one process take, with many peers mapped: other processes use the GPU. */
@@ -51,11 +52,11 @@ double plan_round_gib(double gib);                   /* rounded up to three digi
 int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */
-/* Microseconds of a token on the device, or without its rates on the nominal one, of the estimates ms and ops_ms of a
- * micro-batch of n_tok. */
+/* Microseconds per token in a micro-batch of n_tok tokens, for which plan_choice estimates ms, of them ops_ms in ops.
+ * If the rates of the device are known, the ops' part is the estimate for this device instead. */
 double plan_token_us(const struct plan_memory *m, double ms, double ops_ms, int64_t n_tok);
 enum { PLAN_TEXT = 256 };
-/* What of the peak is not the run's, for messages: ", X of it for ..."; empty on the CPU. */
+/* The part of the peak that is not the run's, for messages: ", X of it for ..."; empty on the CPU. */
 const char *plan_others(char text[PLAN_TEXT], const struct plan *p);
 /* "a", "a or b", "a, b or c"; last: " or ". */
 const char *plan_list(char text[PLAN_TEXT], int n, const char *const words[], const char *last);

@@ -111,7 +111,8 @@ bool streams_fit_experts(const struct streams *h, const struct place *p, const s
     return (double)(packed_layers(h, opt) * h->expert_bytes) <= room(h, p);
 }
 
-/* Some layers or all. What is in the places of the device is not copied. */
+/* The experts of some layers, or of all. The HOST_EXPERT_SLOTS layers whose experts are on the device from the pass
+ * before are not copied. */
 static void experts_set(struct streams *h, const struct place *p, struct model_options *opt)
 {
     const int64_t n = packed_layers(h, opt) * p->choice[STREAM_EXPERTS] / ALL_EXPERTS;

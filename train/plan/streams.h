@@ -13,7 +13,7 @@ enum stream_kind {
     STREAMS
 };
 enum { ALL_EXPERTS = 12 };
-/* A choice for every kind; 0: on the device. */
+/* What is where: a choice for every kind of host memory; 0: it is on the device. */
 struct place {
     int choice[STREAMS];
 };
@@ -44,10 +44,11 @@ struct place streams_place(int i);
 bool streams_allowed(const struct streams *h, const struct place *p);
 /* Whether train.offload names what goes to host memory. */
 bool streams_fixed(const struct streams *h);
-/* Sets the options of a place and what is copied for it. False: it is that of fewer experts. */
+/* Sets the options of a place and what is copied for it. False: its share of the experts is at most HOST_EXPERT_SLOTS
+ * layers, which the device holds anyway. */
 bool streams_set(struct streams *h, const struct place *p, struct model_options *opt);
-/* Whether the packed experts of all layers fit in host memory. Then those of some layers there do not give the least
- * memory. */
+/* Whether the packed experts of all layers fit in host memory. If they do, a place with those of only some layers does
+ * not give the lowest peak. */
 bool streams_fit_experts(const struct streams *h, const struct place *p, const struct model_options *opt);
 
 /* Of the machine, for a rank: bytes/s of host memory; milliseconds of a copy, and of the CPU's update. */

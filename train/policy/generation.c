@@ -93,7 +93,7 @@ static void gather(struct comm *all, float *values, int64_t n)
     mem_free(of);
 }
 
-/* The ranks divide the micro-batches of the generation, of which each has equally many (run_check_ranks). */
+/* The ranks divide the micro-batches of the generation; each rank gets equally many (run_check_ranks). */
 static void score(struct run *r, const struct generation *g, const struct dataset *ds, const struct rollouts *rows,
                   struct generation_needs needs)
 {

@@ -17,7 +17,7 @@ struct generation_stats {
     double truncated;  /* share of rows without an end token */
     double n_token;    /* of prompts and completions in all generations so far; the caller sets it */
     double reward_kl;  /* RLOO: mean of lp_old - lp_reference over tokens; NaN: no KL */
-    bool corrected;    /* for the sampler, of which the rest is */
+    bool corrected;    /* rows have weights that correct for the sampler; the members below are set only then */
     double weight[3], difference[2]; /* min, mean, max after cap and floor; mean, max of |lp_old - lp_sampler| */
 };
 /* Rows first .. first + n - 1 of a data set. Zeroed: none. Labels of row i: [label_off[i], label_off[i+1]). */
@@ -40,7 +40,7 @@ void generation_begin(struct generation *g, struct run *r, const struct dataset 
 void generation_continue(struct generation *g, const struct run *r, const struct dataset *ds,
                          const struct rollouts *rows, int64_t first, int64_t n, const float *old_nll,
                          const float *reference_nll);
-/* What generation_begin computes for such rows; the rest the loss has itself. */
+/* Which log-probabilities generation_begin computes for such rows. The loss computes the others where it needs them. */
 struct generation_needs {
     bool old, reference;
 };
@@ -55,8 +55,8 @@ void generation_batch(struct batch *b, const struct run *r, const struct rollout
 /* Gives a micro-batch of rows of g what the loss reads of them. counts: of the whole optimizer step. */
 void generation_attach(const struct generation *g, const struct config *c, const struct step_counts *counts,
                        struct batch *b);
-/* objective.top_entropy_quantile: the entropy from which on tokens have loss, of a step's n micro-batches b, in whose
- * passes (one each) it runs without gradient. *n_kept: the tokens. All ranks call it. */
+/* objective.top_entropy_quantile: the entropy from which on tokens of a step have loss. Runs a pass without gradient
+ * over each of the step's n micro-batches b. *n_kept: number of tokens with loss. All ranks call it. */
 double generation_entropy(struct run *r, const struct batch *b, const struct model_pass *passes, int64_t n,
                           double quantile, int64_t *n_kept);
 /* The metrics of rows, lengths and the correction. */

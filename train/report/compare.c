@@ -134,7 +134,7 @@ static int read_run(struct compared *run, const char *dir, struct err *err)
     return 0;
 }
 
-/* The last column, held-out pairs that are right, is of runs with preferences. */
+/* The last column, the share of held-out pairs that are right, is shown only if a run has preferences. */
 static int columns_of(const struct compared *runs, int n)
 {
     for (int i = 0; i < n; i++)
@@ -191,7 +191,8 @@ static int other_held_out(const struct compared *runs, int n)
 
 #define OTHER_HELD_OUT "held-out data differ: these losses do not compare"
 
-/* A section of a run's settings, from its name on; n is 0 where `unused`, a line of it, says that it does nothing. */
+/* A section of a run's settings, from its name on, with *n characters. n is 0 if the section has the line `unused`,
+ * with which it has no effect. */
 static const char *section_of(const struct compared *run, const char *section, const char *unused, int *n)
 {
     const char *text = strstr(run->settings, section), *end = text ? strstr(text + 1, "\n[") : NULL;

@@ -11,7 +11,7 @@ struct history_experts {
     double *rows, *gates;   /* [n_layer, n_exp], all events summed; gates: of combine weights, NULL in older files */
     double *norms, *ranks;  /* [n_layer, n_exp] of the last event that has them, or NULL */
     /* Per event: entropy of the rows over the experts, over its maximum, mean of the layers; share of the experts
-     * without rows; rows of a layer's first expert over the mean, mean of the layers. */
+     * without rows; rows of a layer's fullest expert over the mean, mean of the layers. */
     struct series step, entropy, idle, hottest;
 };
 /* Adds an event; error: not an object as metrics_experts writes it, or of another size than the events before. */

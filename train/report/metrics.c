@@ -22,7 +22,8 @@
 
 /* ---- the file */
 
-/* A new file for a new run. A file with another name, as in a copy of hard links, keeps that one as it is. */
+/* Opens the file, empty for a new run. If the file has other names (a copy by hard links), a new run makes a new file,
+ * so that the copy stays as it is. */
 static FILE *open_lines(const char *path, bool append, struct err *err)
 {
     if (!append && file_has_links(path)) unlink(path);

@@ -126,7 +126,8 @@ static int read_lines(struct program *p, const struct program_reader *reader, bo
     return 0;
 }
 
-/* A process that it started may hold the pipe after its end. */
+/* When the program has ended and all its output is read, the output counts as closed: a process that the program
+ * started may still hold the pipe. */
 int program_work(struct program *p, const struct program_reader *reader, struct err *err)
 {
     const bool ended = child_has_ended(&p->child);

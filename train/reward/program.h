@@ -15,7 +15,7 @@ struct program {
     struct child child;
     struct text_buf to;   /* lines for it, of which `sent` bytes are written */
     struct text_buf from; /* the beginning of a line of its standard output */
-    struct text_buf said; /* the same of its standard error, whose lines are logged */
+    struct text_buf said; /* the beginning of a line of its standard error, whose lines are logged */
     int64_t sent, n_line; /* lines that it has written since it was started */
     int n_failed;         /* failures in a row: the owner sets it to 0 after a success */
 };
@@ -23,7 +23,7 @@ int program_open(struct program *p, const char *key, char *const argv[], struct 
 /* Closes its standard input, gives it 2 s to end, and ends its process group. */
 void program_close(struct program *p); /* p may be zeroed */
 
-/* Adds to the lines for it. Error: the line, with its line feed, is longer than PROGRAM_LINE. */
+/* Adds a line to those for its standard input. Error: the line, with its line feed, is longer than PROGRAM_LINE. */
 int program_put(struct program *p, const char *line, int64_t size, struct err *err) MT_CHECK;
 
 /* Reads and writes what is possible without waiting, and calls `line` for each complete line. The error of `line` ends

@@ -74,7 +74,8 @@ static void take_values(struct journal *j, struct journal_entry *e, struct json 
     if (!good) mem_free(values);
 }
 
-/* Whether the line is of this batch. The first one of the same settings tells the adapters where they are not given. */
+/* Whether the line is of this batch. If j->key has no hash of adapters, it takes that of the first line with its
+ * settings. */
 static bool has_key(struct journal *j, const char *key)
 {
     const size_t n = strlen(j->key);

@@ -12,7 +12,7 @@ struct journal_entry {
     int64_t size;
     double *values; /* [n_reward] NaN: null; NULL: not rewarded yet */
 };
-/* A hash of the settings that samples depend on, and after a point one of the adapters. */
+/* A key is SETTINGS or SETTINGS.ADAPTERS: hashes of the settings that samples depend on, and of the adapters. */
 enum { JOURNAL_KEY = 34 };
 struct journal {
     struct journal_entry *of; /* [n] by group and sample */
@@ -22,8 +22,8 @@ struct journal {
 };
 
 /* Reads the files DIR/step-NNNNNN.part-* of all ranks, as far as their lines have this key, and opens that of `rank` to
- * continue it; the file is cut after its last complete line. A rank that writes none gives rank -1. Without a point in
- * key, the adapters are those of the first line that has its settings. The caller waits for all ranks before it. */
+ * continue it; the file is cut after its last complete line. A rank that writes none gives rank -1. If key is SETTINGS
+ * alone, ADAPTERS is that of the first line with these settings. The ranks wait for each other before the call. */
 int journal_open(struct journal *j, const char *dir, int64_t step, int rank, const char *key, int64_t n_reward,
                  struct err *err) MT_CHECK;
 void journal_close(struct journal *j); /* j may be zeroed */

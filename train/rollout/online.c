@@ -100,7 +100,8 @@ static uint64_t hash_environment(uint64_t key, const struct config *cfg)
     return rng_u64(rng_u64(key, (uint64_t)cfg->environment.turns), (uint64_t)cfg->environment.tokens);
 }
 
-/* Within a batch the adapters have changed since its samples: the key is without them. */
+/* The batch's key in the journal. within: the run continues within the batch; the adapters have changed since the
+ * samples were made, so the key is without their hash. */
 static void make_key(char text[JOURNAL_KEY], const struct online *o, struct loader_pos pos, bool within)
 {
     const struct config *cfg = o->run->cfg;
@@ -118,7 +119,7 @@ static void make_key(char text[JOURNAL_KEY], const struct online *o, struct load
     if (!within) snprintf(text, JOURNAL_KEY, "%016" PRIx64 ".%016" PRIx64, key, adapters);
 }
 
-/* A batch that the run continues within has all its samples in the journal. */
+/* An error unless the journal has all samples of a batch that the run continues within. */
 static int check_within(const struct online *o, const struct journal *j, struct err *err)
 {
     if (o->n_journal && o->sample_tok <= 0) return 0;

@@ -8,7 +8,7 @@
 #include "train/objective/micro_batch.h"
 #include "train/objective/policy.h"
 
-enum { PROOF_TOK = 2048 }; /* tokens of the pass of online_prove, at most, but a row */
+enum { PROOF_TOK = 2048 }; /* most tokens in online_prove's pass, besides its first row */
 
 /* Rows first .. first + n - 1 as a batch without experts. */
 static void open_rows(const struct online *o, int64_t first, int64_t n, struct batch *b)

@@ -21,7 +21,8 @@ int prompt_messages(struct prompt *p, const struct run *r, struct json row, cons
 /* The `prompt` of a row: a text, or messages with the keys that the row has beside them. */
 int prompt_row(struct prompt *p, const struct run *r, struct json row, const char *name, struct err *err) MT_CHECK;
 int prompt_ids(struct prompt *p, const struct run *r, struct json ids, const char *name, struct err *err) MT_CHECK;
-/* Ids of a document, whose answer ends as one of the chat template where there is one. */
+/* The ids of a document as a prompt. If the model has a chat template, the template's end of an answer ends the
+ * answer. */
 int prompt_document(struct prompt *p, const struct run *r, const int32_t *ids, int64_t n, struct err *err) MT_CHECK;
 /* The prompt ends with <think>, so that the answer begins with reasoning. */
 bool prompt_opens_reasoning(const struct prompt *p, const struct tokenizer *tok);

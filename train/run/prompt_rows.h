@@ -23,7 +23,8 @@ struct prompt_rows {
  * than most_tok tokens are left out and counted. */
 int prompt_rows_load(struct prompt_rows *p, const struct run *r, const char *files, const char *columns,
                      int64_t most_tok, struct err *err) MT_CHECK;
-/* The prompts as documents of a data set, document i of row i: what order, epochs and hashes are of. */
+/* The prompts as documents of a data set, document i of row i. Order, epochs and hashes of the data are those of this
+ * data set. */
 void prompt_rows_documents(const struct prompt_rows *p, struct dataset *ds);
 /* Tokenizer and rows of data.train and data.eval, and r->train and r->eval of their documents, without loss; with
  * data.eval_split the held-out rows are in `train`. train NULL: data.eval alone. */

@@ -27,8 +27,8 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
                       quantize_name(q), attention, part);
 }
 
-/* The largest cache for up to all sequences of their longest length that fits `spare` bytes more than the plan has, and
- * generate.memory_gb. *more: these bytes. */
+/* Sets r->cache_tok: the largest cache, at most that of all sequences at their longest, that takes up to `spare` bytes
+ * more than the plan's cache, and at most generate.memory_gb. *more: the bytes beyond the plan's cache. */
 static int size_cache(struct run *r, const struct plan_request *q, int64_t spare, int64_t *more, struct err *err)
 {
     const int64_t least = r->plan.memory.cache, unit = MT_PAGE;
@@ -131,8 +131,8 @@ static uint64_t hash_value(int64_t at, float value)
     return bits ? rng_u64((uint64_t)at, bits) : 0;
 }
 
-/* Expert-parallel ranks have zeros in the place of other ranks' experts: a sum over the values that are not zero, those
- * of all ranks from the first. */
+/* A sum of hashes over the values that are not zero, as an expert-parallel rank has zeros in place of other ranks'
+ * experts. Parameters that all ranks have are added by the first rank. */
 uint64_t run_hash_adapters(struct run *r, const struct adapters *ad)
 {
     struct device *dev = &r->dev;

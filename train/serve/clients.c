@@ -31,7 +31,7 @@ struct clients {
     bool closing;
 };
 
-/* Its thread, which waits for the socket, sees the end. The mutex is locked. */
+/* Shuts the socket down; the connection's thread, which waits for the socket, notices it. The mutex is locked. */
 static void end_connection(struct client *k)
 {
     static const char text[] = "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
@@ -42,7 +42,7 @@ static void end_connection(struct client *k)
     k->of->n--;
 }
 
-/* While there are more than `most` with what comes. The mutex is locked. */
+/* Ends connections while there are more than `most`, counting `more` new ones. The mutex is locked. */
 static void make_room(struct clients *c, int64_t more)
 {
     const double now = clock_ms();

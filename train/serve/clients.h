@@ -24,10 +24,11 @@ void clients_leave(struct client *k);
 
 /* Bytes of a body have arrived. */
 void client_sent(struct client *k, int64_t bytes);
-/* A request has arrived; no deadline while the server works. False: `most` others are answered, it gets an error. */
+/* A request has arrived; no deadline while the server works. False: `most` other requests are being answered, so this
+ * one gets an error. */
 bool client_begin(struct client *k);
-/* The server has so many bytes that the client must read, 0: it works again. stream: there is more to come, for which a
- * sequence is kept; the client has a quarter of the time. */
+/* The server waits until the client has read `bytes` bytes; 0: it no longer waits. stream: the reply goes on and keeps
+ * a sequence of the engine, so the client has a quarter of the time. */
 void client_must_read(struct client *k, int64_t bytes, bool stream);
 void client_end(struct client *k); /* after a reply: another request may come */
 

@@ -14,7 +14,7 @@ struct http_request {
     const char *body;                                 /* NUL-terminated */
     int64_t size;
     bool too_large; /* the body is over max_body and was not kept */
-    bool too_many;  /* max_connections others are answered: only what needs no work, or an error */
+    bool too_many;  /* max_connections others are being answered: answer what needs no work, else an error */
     const struct http_peer *peer;
 };
 

@@ -60,7 +60,7 @@ static int check_config(const struct config *c, struct err *err)
                         "quant.weights=none --set quant.activations=none, or serve an export with its own server");
 }
 
-/* As many sequences as have room for their states, and for one that is as long as the context. */
+/* Halves --sequences until there is room for their states and for one sequence as long as the context. */
 static int size_engine(struct serve *s, struct err *err)
 {
     struct run *r = &s->run;

@@ -32,8 +32,8 @@ static void forget_best(struct train_state *s)
     s->eval_step = s->eval_from = -1;
 }
 
-/* A run that continues from an earlier step leaves a best/ of a later one behind. Later checkpoints too, where
- * train.resume names the one to continue from: with auto they would be the newest. */
+/* A run that continues from an earlier step moves a best/ of a later step to an archive. If train.resume names the
+ * checkpoint, later checkpoints are moved too: a later start with auto would take them for the newest. */
 static int leave_later(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;

@@ -1,10 +1,11 @@
-/* policy_run.c - see policy_run.h. Position and rows give the generation: an epoch has each of them n_iteration times,
- * before the next (struct loader_options). */
+/* policy_run.c - see policy_run.h. The generation of a step follows from the position in the data: an epoch has each
+ * generation n_iteration times, before the next generation (struct loader_options). */
 #include "train/session/policy_run.h"
 
 #include <math.h>
 
-/* The generation of the next step, and its step there; 0: it begins. */
+/* The generation of the next step: rows first .. first + n - 1. step: number of the next step within it; 0: it begins
+ * the generation. */
 struct place {
     int64_t first, n, step;
 };

@@ -82,7 +82,7 @@ static uint64_t eval_hash(const struct training *t)
     return t->run.cfg->eval.best == CFG_BEST_LOSS ? hash : rng_u64(hash, (uint64_t)t->run.cfg->eval.best);
 }
 
-/* Settings in steps, against those of the run, which train.epochs gives only now. */
+/* Checks settings that count steps against the steps of the run, which are known only now with train.epochs. */
 static int check_steps(const struct config *cfg, int64_t total, struct err *err)
 {
     if (config_quantises(cfg) && cfg->quant.start >= total)

@@ -102,7 +102,7 @@ static void warn_of_divergence(struct training *t)
 {
     const struct train_state *s = &t->state;
     const int64_t finite = s->step - s->n_nonfinite;
-    if (policy_is(t->run.cfg)) return; /* a loss of advantages is near 0 whatever the policy does */
+    if (policy_is(t->run.cfg)) return; /* a loss weighted by advantages is near 0 whatever the policy does */
     if (t->warned.diverged || finite < 10 || !(s->smooth_loss > 1.5 * s->first_loss + 0.5)) return;
     t->warned.diverged = true;
     metrics_end_line(&t->metrics);

@@ -29,8 +29,8 @@ bool best_is_lost(const struct best_found *b, const struct train_state *s);
 int best_restore(const struct best_found *b, const char *dir, const struct train_state *s, bool checkpoints,
                  struct err *err) MT_CHECK;
 
-/* At the end of a run: prints the path of the best adapter. highest: what it has the highest of, as the state has 1
- * less that; NULL: the lowest held-out loss. */
+/* At the end of a run: prints the path of the best adapter. highest: name of the figure that the adapter has the
+ * highest of (the state has 1 minus the figure); NULL: it has the lowest held-out loss. */
 void best_print(const char *dir, const struct train_state *s, const char *highest);
 
 #endif

@@ -82,7 +82,7 @@ static struct name with(struct name n, const char *suffix)
 }
 
 static double spread(int64_t n_in) { return 1 / sqrt((double)n_in); }
-/* Of the outputs of networks: squared ReLUs are larger than gated activations. */
+/* The factor of the outputs of networks: smaller with squared ReLUs, which are larger than gated activations. */
 static double network_gain(const struct arch *a)
 {
     return (glu_gated(&a->glu) ? 1 : 0.5) * GAIN / sqrt(2 * (double)a->n_layer);
@@ -116,8 +116,8 @@ static void add_f32(struct synth *s, const char *name, int64_t n_out, int64_t n_
     s->n_params += n_out * MT_MAX(n_in, 1);
 }
 
-/* The tensors of a matrix [out, in], or of a stack, in a layout; kind: of each, draw with it. A scale of a matrix is
- * one for the stack. */
+/* The tensors of a matrix [out, in], or of a stack, in a layout; kind: the random values of each tensor, in this order;
+ * draw: their other parameters. A stack has one scale where a matrix has one. */
 static void add_layout(struct synth *s, struct name name, const struct stored_layout *l, int ndim, const int64_t *shape,
                        const enum random_kind *kind, struct random_weights draw)
 {

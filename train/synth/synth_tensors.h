@@ -26,7 +26,7 @@ struct form {
     enum weight_format format;
     const struct stored_layout *layout; /* of one expert's matrix; NULL: NF4 of bitsandbytes */
     const struct stored_layout *stack;  /* of all experts of gpt-oss; NULL: it has a tensor per expert */
-    enum random_kind kind[3];           /* of the tensors of both */
+    enum random_kind kind[3];           /* of the tensors, in either layout */
     bool published;                     /* only families that are published in it have such a layout */
     /* DeepSeek-V4: with the names of its publisher, the only ones that transformers reads; and with its FP8 beside the
      * experts. */

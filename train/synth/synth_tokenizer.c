@@ -118,7 +118,7 @@ static void put_config(struct json_out *o, const struct preset *p)
     json_out_close(o, '}');
 }
 
-/* Not that of the family, but for messages of all families. */
+/* Not the family's chat template, but one that renders messages for any family. */
 static int write_template(const char *dir, struct err *err)
 {
     static const char text[] = "{%- for m in messages -%}{{ m.role }}: {{ m.content }}{{ eos_token }}{%- endfor -%}"

@@ -9,7 +9,7 @@
 #include "data/safetensors.h"
 #include "train/adapter/amax_file.h"
 
-/* A folder with adapter_config.json has a whole file of weights. */
+/* An error unless the folder of an adapter has a complete file of weights. */
 static int check_adapter(const char *dir, struct err *err)
 {
     char path[MT_PATH];
@@ -19,7 +19,8 @@ static int check_adapter(const char *dir, struct err *err)
     return 0;
 }
 
-/* The card of an export says so. The repository of a base model exists already. */
+/* An error unless README.md says that the checkpoint is an export. A base model is not sent: its repository exists
+ * already. */
 static int check_checkpoint(const char *dir, struct err *err)
 {
     char path[MT_PATH];
