@@ -194,11 +194,13 @@ struct scratch_delta {
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
                                    const struct delta_shape *shape, bool backward);
 
-/* The backward of Mamba-2. */
+/* Mamba-2 in chunks of MT_MAMBA_CHUNK rows and blocks of MAMBA_COLS columns of a head. */
+enum { MAMBA_COLS = 64 };
 struct scratch_mamba {
-    struct tensor w, u, db, dc, ds, dstep; /* [T, N*B] twice, [T, N*A] twice, [T, N] twice, f32 */
+    struct tensor gates;         /* [N * T, 2] f32 */
+    struct tensor states, grads; /* [T / chunk * N * blocks * A, MAMBA_COLS] bf16; grads: backward */
 };
-struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct mamba *m);
+struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct mamba *m, bool backward);
 
 enum { HYPER_SPLITS = 8, HYPER_COEFS = MT_MAX_STREAMS + MT_MAX_STREAMS * MT_MAX_STREAMS, HYPER_FACTORS = 32 };
 /* Columns of the partial sums of op_hyper_pre_fwd: the products of x with fn, in one or three tiles of 8, and the sum

@@ -151,17 +151,13 @@ struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct
 
 /* ---- Mamba-2 */
 
-struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct mamba *m)
+struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct mamba *m, bool backward)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = xbc.shape[0];
-    struct scratch_mamba s;
-    struct tensor *const of_values[] = {&s.w, &s.u}, *const of_states[] = {&s.db, &s.dc},
-                         *const of_heads[] = {&s.ds, &s.dstep};
-    for (int i = 0; i < 2; i++) {
-        *of_values[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, m->n_head * m->head_dim);
-        *of_states[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, m->n_head * m->state);
-        *of_heads[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, m->n_head);
-    }
+    const int64_t n_row = n_tok / MT_MAMBA_CHUNK * m->n_head * ceil_div(m->head_dim, MAMBA_COLS) * m->state;
+    struct scratch_mamba s = {.gates = arena_tensor_2d(&dev->work, DT_F32, m->n_head * n_tok, 2)};
+    s.states = arena_tensor_2d(&dev->work, DT_BF16, n_row, MAMBA_COLS);
+    s.grads = arena_tensor_2d(&dev->work, DT_BF16, backward ? n_row : 0, MAMBA_COLS);
     arena_release(&dev->work, mark);
     return s;
 }

@@ -95,10 +95,16 @@ static void delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba,
     scratch_delta(dev, qkv, dout, dqkv, shape, true);
 }
 
+static void mamba_fwd(struct device *dev, struct tensor y, struct tensor xbc, struct tensor dt, const struct seqs *seqs,
+                      const struct mamba *m)
+{
+    scratch_mamba(dev, xbc, m, false);
+}
+
 static void mamba_bwd(struct device *dev, struct tensor dxbc, struct tensor ddt, struct tensor dy, struct tensor xbc,
                       struct tensor dt, const struct seqs *seqs, const struct mamba *m)
 {
-    scratch_mamba(dev, xbc, m);
+    scratch_mamba(dev, xbc, m, true);
 }
 
 static void hyper_pre_fwd(struct device *dev, struct tensor y, struct tensor m, struct tensor rstd, struct tensor x,
@@ -212,6 +218,7 @@ const struct scratch_table cuda_scratch = {
     .index_decode = index_decode,
     .delta_fwd = delta_fwd,
     .delta_bwd = delta_bwd,
+    .mamba_fwd = mamba_fwd,
     .mamba_bwd = mamba_bwd,
     .hyper_pre_fwd = hyper_pre_fwd,
     .hyper_post_fwd = hyper_post_fwd,

@@ -471,10 +471,15 @@ static void mamba_on_the_gpu(void **state)
         {2, 64, 1, 128, FREE, 7, {1, 63, 64, 65, 200, 0, 7}},
         {2, 128, 2, 96, 0.001f, INFINITY, 1, {130}},
         {3, 40, 1, 24, FREE, 2, {70, 5}},
+        {8, 64, 1, 128, 0.001f, INFINITY, 3, {300, 1, 63}},
+        {2, 72, 1, 128, FREE, 2, {64, 192}},
+        {4, 12, 2, 16, FREE, 3, {64, 0, 129}},
+        {3, 5, 3, 3, 0.3f, INFINITY, 2, {65, 127}},
     };
-    static const struct shape packed = {4, 64, 2, 128, FREE, 6, {65, 1, 0, 128, 191, 40}};
+    static const struct shape packed[] = {{4, 64, 2, 128, FREE, 6, {65, 1, 0, 128, 191, 40}},
+                                          {2, 128, 1, 64, FREE, 4, {127, 129, 64, 9}}};
     for (int i = 0; i < MT_LEN(on_gpu); i++) op_check_cuda(run, &on_gpu[i]);
-    op_check_cuda(packed_run, &packed);
+    for (int i = 0; i < MT_LEN(packed); i++) op_check_cuda(packed_run, &packed[i]);
 }
 
 static void decode_on_the_gpu(void **state)

@@ -37,6 +37,15 @@ static __device__ inline float warp_max(float v)
     return v;
 }
 
+#define LOG2_E 1.44269504f
+/* 2^x with an error of at most 2 ulp; 0 for -inf and for results below the normal range. */
+__device__ static inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 /* Eight pairs of a row from pair `at` on: columns `at` and half + at, or interleaved 2 at and 2 at + 1. */

@@ -27,6 +27,27 @@ template <typename ROW> static __device__ __forceinline__ int sequence_at(const 
     return last_index(n_seq, [&](int s) { return cu[s] <= row; });
 }
 
+/* Slot `slot` of the grid. Sequence s has cu[s+1] / size - cu[s] / size + 1 slots, which is at least its number of
+ * blocks of `size` rows. So the grid has T / size + S slots for any lengths. */
+struct seq_block {
+    int64_t first;           /* row of the batch where the sequence begins */
+    int len, block, n_block; /* block >= n_block: an unused slot */
+    int seq;                 /* number of the sequence */
+};
+static __device__ inline struct seq_block find_seq_block(const int32_t *cu, int n_seq, int slot, int size)
+{
+    /* the last sequence that begins at this slot or before */
+    const int s = last_index(n_seq, [&](int i) { return cu[i] / size + i <= slot; });
+    const int first = cu[s], len = cu[s + 1] - first;
+    struct seq_block b;
+    b.first = first;
+    b.len = len;
+    b.block = slot - first / size - s;
+    b.n_block = (len + size - 1) / size;
+    b.seq = s;
+    return b;
+}
+
 /* struct states, whose rows have values of type T. */
 template <typename T> struct state_view {
     T *values;

@@ -65,15 +65,22 @@ template <int N> static __device__ inline float lane_dot(const float a[N], const
     return warp_sum(sum);
 }
 
+/* The sum of the values of this lane and the lanes before it. */
+static __device__ inline float warp_prefix(float v)
+{
+    for (int step = 1; step < 32; step *= 2) {
+        const float other = __shfl_up_sync(0xffffffffu, v, step);
+        if ((int)threadIdx.x % 32 >= step) v += other;
+    }
+    return v;
+}
+
 /* The sum of the values of this thread and the threads before it, plus *carry. *carry becomes the sum over all THREADS,
  * plus its old value. part: shared memory. */
 template <int THREADS> static __device__ inline float sum_before(float v, float part[THREADS / 32], float *carry)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    for (int step = 1; step < 32; step *= 2) {
-        const float other = __shfl_up_sync(0xffffffffu, v, step);
-        if (lane >= step) v += other;
-    }
+    v = warp_prefix(v);
     if (lane == 31) part[warp] = v;
     __syncthreads();
     float before = *carry;
