@@ -9,8 +9,8 @@
 #define MAX_RANK  65536
 #define MAX_ALPHA 1000000
 
-/* The module of a Linear, in which # stands for the shared experts' name; NULL: a stack of experts. In families with
- * one name for mixers and networks (names.block) that replaces the first part. */
+/* The module of a Linear, in which # stands for the shared experts' name; NULL: a stack of experts. In families that
+ * call mixers and networks by one name, this name (names.block) replaces the first part. */
 static const struct {
     const char *name, *module, *column; /* column: for tables of all targets */
 } target_rows[LORA_TARGETS] = {

@@ -323,7 +323,7 @@ static const struct adapters *pass_adapters(const struct model *m)
     return m->pass.adapters ? m->pass.adapters : &m->adapters;
 }
 
-/* Whether a dry run has adapted the layers for such a pass before. */
+/* Whether the layers of a dry run have the adapters of such a pass already: the pass before had the same settings. */
 static bool adapted_before(struct model *m)
 {
     const struct layer_pass pass = {

@@ -2,9 +2,9 @@
  * (glu_network.h), in some families scaled by a gate per token.
  *
  *   ffn_norm [T,D] -> gate [T,1] = sigmoid(ffn_norm w)
- *   network(ffn_norm) * gate + residual -> residual of the routed experts
+ *   network(ffn_norm) * gate + residual = what the routed experts add their output to
  *
- * The gate is the router of one expert. It multiplies act instead of the output of down, which is the same sum. */
+ * The gate is the router of one expert. It multiplies act instead of the output of down; the result is the same. */
 #include <stddef.h>
 
 #include "model/layers/glu_network.h"

@@ -18,7 +18,7 @@ struct input_range {
 };
 
 /* x as the products of p read it: Q(x) [T, n_in] on dev->work, or x itself where the input is not quantised. While
- * calibrating, x enlarges p->in.seen, which waits for the device. */
+ * calibrating, the largest magnitude of x enters p->in.seen; this waits for the device. */
 struct tensor input_quant_fwd(struct device *dev, const struct proj *p, struct tensor x);
 /* dx, the gradient with respect to Q(x), in place: that with respect to x. */
 void input_quant_bwd(struct device *dev, const struct proj *p, struct tensor dx, struct tensor x);

@@ -11,9 +11,9 @@ enum reader { READ_BY_ALL, READ_HERE, READ_ELSEWHERE };
 /* A checkpoint, and which of its tensors were read. */
 struct checkpoint {
     const struct safetensors *st;
-    bool *used;             /* [st->n_tensors] */
-    bool *asked;            /* [st->n_missing] whether it was looked for; NULL: not counted */
-    bool hashed;            /* tensors found from now on enter the fingerprint, each once */
+    bool *used;  /* [st->n_tensors] */
+    bool *asked; /* [st->n_missing] which tensors of the index that no file has were looked for; NULL: not recorded */
+    bool hashed; /* tensors found from now on enter the fingerprint, each once */
     uint64_t fingerprint;   /* a sum over these tensors, so that their order does not matter: name, dtype, shape and the
                                first 64 KiB as stored */
     struct base_hash *hash; /* of all bytes; NULL: none */

@@ -16,9 +16,10 @@
  *
  * Routing is discontinuous: when the logits of two experts nearly tie, rounding decides, and all later values differ.
  * Both CPU sides therefore use the device's experts, with their own gates. `check` counts the tokens for which f64
- * would choose other experts. Of these it takes the logit difference between a chosen and a better expert, in standard
- * deviations of the token's logits. It may be at most MARGIN times the bound of the router's input, that of the layer
- * or of the token. The entries that compressed attention chooses are compared in the same way, by their scores. */
+ * would choose other experts. For each it computes the logit difference between a chosen and a better expert, in
+ * standard deviations of the token's logits. This difference may be at most MARGIN times the bound of the layer's
+ * router input, or of the token's. The entries that compressed attention chooses are compared in the same way, by their
+ * scores. */
 #include "train/bench/check.h"
 
 #include <math.h>

@@ -91,7 +91,7 @@ static void train(struct check_sampler *k, const struct model_batch *b, bool ste
     m->dev->steady_rows = false;
 }
 
-/* The differences of nll from log-probabilities a with the sign. */
+/* Adds the differences |nll + sign a|. sign 1: a has log-probabilities; -1: a has nll. */
 static void add(struct difference *d, int64_t n, const float *nll, const float *a, int sign)
 {
     for (int64_t i = 0; i < n; i++) {

@@ -201,7 +201,7 @@ static const struct adapters *adapters_of(const struct engine *e, int adapter)
     return adapter == ENGINE_BASE ? &e->none : &e->loaded[adapter - ENGINE_LOADED].adapters;
 }
 
-/* Whether a pass has its sequences beside those with other adapters. */
+/* Whether sequences with this adapter can be in a pass with sequences of other adapters. */
 static bool joins(const struct engine *e, int adapter)
 {
     const struct run *r = e->run;
@@ -584,7 +584,7 @@ static bool decodes(const struct engine *e, int adapter)
     return false;
 }
 
-/* The adapter, and those whose sequences decode beside its own. */
+/* Chooses the adapters of the pass: `adapter`, and others whose sequences decode in the same pass. */
 static void choose_beside(struct engine *e, int adapter)
 {
     const struct adapters *of[LORA_SET];
@@ -627,8 +627,8 @@ static void push_decoding(struct engine *e, int adapter)
     e->turn_cu[e->n_turn] = (int32_t)e->n_tok;
 }
 
-/* The work of an adapter, if it has some; beside it that of others that decode. *decode: some sequences have tokens in
- * the cache. */
+/* Fills the pass with the work of an adapter, if it has some, and with decoding sequences of other adapters. *decode:
+ * some sequences have tokens in the cache. */
 static bool fill_pass(struct engine *e, int adapter, bool *decode)
 {
     *decode = false;

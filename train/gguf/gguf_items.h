@@ -31,7 +31,8 @@ struct gguf_item {
     int64_t n_exp, n_row, n_col;  /* [n_exp, n_row, n_col]; a vector has one row, an expert's bias too */
     int64_t first, n_from, n_out; /* the target's rows in the matrix in memory: the first one, their number; all */
     enum gguf_rows rows;
-    int64_t head, part; /* rows of a head, where its rows have another order; those that the item has */
+    int64_t head, part; /* head: rows of a head in the matrix, if the file has them in another order; part: those of
+                           them that the item has */
 };
 struct gguf_items {
     struct gguf_item *items;

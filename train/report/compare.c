@@ -88,7 +88,7 @@ static bool find_setting(const char *settings, const char *key, char value[MT_PA
 struct difference {
     char key[128];
     char values[COMPARE_RUNS][MT_PATH]; /* not shortened: long values may differ at their ends */
-    int run;                            /* whose keys are being read; the others have most of them too */
+    int run; /* keys of this run are being read; other runs have most of them too, and may add some */
     char section[64];
     const char *text;
 };

@@ -22,9 +22,9 @@ void episode_free(struct episode *e); /* e may be zeroed */
 /* A turn, sampled after all tokens of e. The experts of a token are those of the pass that first saw it. */
 void episode_add_turn(struct episode *e, const struct sample *s);
 void episode_add_messages(struct episode *e, const int32_t *ids, int64_t n);
-/* The whole as one sample, without text and end; valid until e changes. */
+/* All turns as one sample, whose text and end are not set; valid until e changes. */
 struct sample episode_sample(const struct episode *e, int64_t index);
-/* Where the last turn begins in ids: what the model had seen before it. */
+/* Index in ids at which the last turn begins; the tokens before it are what the model had seen. */
 int64_t episode_last_turn(const uint8_t *mask, int64_t n_prompt, int64_t n);
 
 #endif

@@ -10,8 +10,8 @@
 
 enum { IDLE_MS = 20 };
 
-/* RESET: its prompt is not known. READY: the other samples of its prompt are not. TURN: it is sampled. WAITS: for the
- * environment. */
+/* RESET: waits for the reply to its reset, which completes the prompt. READY: waits until all samples of its prompt are
+ * READY. TURN: a turn is being sampled. WAITS: for the reply to its turn. */
 enum state { RESET, READY, TURN, WAITS, ENDED };
 struct place {
     struct episodes *all;
@@ -22,14 +22,14 @@ struct place {
     struct episode tokens;
     struct sample_request request; /* the last one, without ids */
     /* of the first rank */
-    struct text_buf messages, tools; /* JSON: members of the list of messages; a list, empty: of the row */
+    struct text_buf messages, tools; /* JSON: members of the messages' list; the list of tools, empty: the row's */
     struct text_buf text;            /* of the last turn */
     double reward;
     bool lost, cut; /* cut: no tokens are left for a further turn */
 };
 /* How a completion goes on: with these tokens, as its prompt or after its last turn; or it ends. */
 struct act {
-    int64_t at, n; /* tokens, which follow */
+    int64_t at, n; /* at: index in episodes.of; n: tokens, which follow the struct */
     enum { BEGIN, CONTINUE, END, END_CUT } kind;
 };
 struct episodes {
@@ -87,7 +87,7 @@ static void put_act(struct place *p, int kind, const int32_t *ids, int64_t n)
     text_put_bytes(&e->acts, (const char *)ids, n * (int64_t)sizeof(*ids));
 }
 
-/* Ends it also in the environment, which may have ended it. */
+/* Ends the completion, in the environment too, which may have ended it already. */
 static int end(struct place *p, struct err *err)
 {
     p->all->counts.lost += p->lost;
@@ -249,7 +249,7 @@ static void take_turn(void *user, const struct sample *s)
     if (e->opt.environment && end_turn(p, s, &e->err)) e->failed = true;
 }
 
-/* The next turns of n places, whose tokens are equal. */
+/* Asks the engine for the next turns of n places whose tokens are equal. */
 static int ask(struct place *p, int64_t n, struct err *err)
 {
     const struct episodes *e = p->all;
@@ -278,7 +278,7 @@ static bool follows(const struct place *a, const struct place *b)
            !memcmp(x->ids, y->ids, (size_t)x->count * sizeof(*x->ids));
 }
 
-/* The first turns of a prompt's samples, when all of them are ready. */
+/* Asks for the first turns of a prompt's samples, once all of them are READY. */
 static int ask_first(struct place *p, struct err *err)
 {
     struct episodes *e = p->all;
@@ -350,7 +350,7 @@ static int hear(struct episodes *e, bool idle, struct err *err)
     return rc;
 }
 
-/* The first rank's acts, to all ranks of the group; an error ends all ranks, in the caller. */
+/* All ranks of the group apply the acts of the first rank. The caller ends all ranks after an error. */
 static int exchange(struct episodes *e, struct err *err)
 {
     struct comm *ep = e->opt.run->par.ep;

@@ -40,8 +40,9 @@ void episodes_close(struct episodes *e); /* NULL is fine */
 /* Sample `index` of a prompt. Samples of a prompt follow each other, by index. */
 int episodes_add(struct episodes *e, int64_t prompt, int64_t index, const struct prompt_row *row, uint64_t seed,
                  struct err *err) MT_CHECK;
-/* After each engine_step: asks and hears the environment. idle: the engine has no requests, so it waits a little.
- * Error: as of environment_work; the ranks of a group do not agree on it. */
+/* Call it after each engine_step: sends turns to the environment and reads its replies. idle: the engine has no
+ * requests, so the call waits a little for a reply. Errors: those of environment_work; other ranks of the group may not
+ * have the error. */
 int episodes_work(struct episodes *e, bool idle, struct err *err) MT_CHECK;
 int64_t episodes_left(const struct episodes *e); /* completions that have not ended */
 struct episodes_counts {

@@ -23,7 +23,7 @@ struct round_options {
     bool (*stop)(void);
     bool episodes;                   /* an environment answers turns */
     struct environment *environment; /* of the first rank of an expert-parallel group */
-    int64_t *n_episode;              /* so far: their ids */
+    int64_t *n_episode;              /* completions so far, whose number gives the next ids of the environment */
 };
 
 struct round_prompt {

@@ -26,8 +26,8 @@ int prompt_rows_load(struct prompt_rows *p, const struct run *r, const char *fil
 /* The prompts as documents of a data set, document i of row i. Order, epochs and hashes of the data are those of this
  * data set. */
 void prompt_rows_documents(const struct prompt_rows *p, struct dataset *ds);
-/* Tokenizer and rows of data.train and data.eval, and r->train and r->eval of their documents, without loss; with
- * data.eval_split the held-out rows are in `train`. train NULL: data.eval alone. */
+/* Opens the tokenizer, reads the rows of data.train and data.eval, and makes r->train and r->eval of their prompts,
+ * whose tokens have no loss. With data.eval_split the held-out rows are in `train`. train NULL: data.eval alone. */
 int run_open_prompts(struct run *r, struct prompt_rows *train, struct prompt_rows *eval, struct err *err) MT_CHECK;
 void prompt_rows_free(struct prompt_rows *p); /* p may be zeroed */
 

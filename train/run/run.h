@@ -55,7 +55,8 @@ int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
 /* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
-/* run_open_data of online RL and of data.prompts: the prompts as documents, every token of which has loss. */
+/* run_open_data where rows are prompts (online RL, data.prompts): the prompts as documents, in which every token has
+ * loss. */
 int run_open_prompt_texts(struct run *r, bool train, struct err *err) MT_CHECK;
 /* run_open_data of data.format = rollouts: r->rollouts, and r->train of their documents. Errors: rows that are not
  * whole generations, or lack what the settings read. */

@@ -89,7 +89,8 @@ int packing_check_judge(const struct run *r, const struct packing_check *p, stru
 }
 
 /* Rounding can change the choice of the router where two experts are nearly equal, so a difference counts when the next
- * micro-batches have it too. All ranks run as many: experts on several ranks need all of them. */
+ * micro-batches have it too. All ranks run the same number of passes, because with expert parallelism a pass needs
+ * every rank. */
 int packing_check_run(struct run *r, struct loader_pos start, struct err *err)
 {
     const struct loader_options lo = run_loader_options(r->cfg, true);

@@ -31,8 +31,8 @@ struct train_state {
     uint64_t eval_hash;  /* hash of the held-out data and the number of micro-batches that best_loss was measured on */
 };
 
-/* Of online RL between the steps of a generation: what the model at its beginning gave its labels, and the reference;
- * NULL: not needed (train/policy/generation.h). */
+/* Online RL, between the steps of a generation: log-probabilities of its labels, by the model when the generation began
+ * and by the reference; NULL: not needed (train/policy/generation.h). */
 struct checkpoint_generation {
     int64_t n_label;
     const float *old_nll, *reference_nll; /* [n_label] */

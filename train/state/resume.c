@@ -71,7 +71,7 @@ static bool same_teacher(const char *old, const char *new)
     return !find_teacher(&a, before) || (a.st_dev == b.st_dev && a.st_ino == b.st_ino);
 }
 
-/* optim.lr = `text` of a run like cfg. */
+/* The learning rate of `text`, which may be auto, in a run with the other settings of cfg. */
 static double rate_of(const struct config *cfg, const char *text)
 {
     struct config *c = mem_alloc(sizeof(*c));
