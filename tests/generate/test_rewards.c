@@ -91,6 +91,8 @@ static void refused_settings(void **state)
     refuse("a = length max=3 cache=4", "run.ini:2: reward.a = \"length max=3 cache=4\": cache=4 is more than max=3");
     refuse("a = length max=3.5 cache=1", "run.ini:2: reward.a = \"length max=3.5 cache=1\": max=3.5: expected an "
                                          "integer in [1, 1e9]");
+    refuse("a = exact schema=x", "run.ini:2: reward.a = \"exact schema=x\": exact does not take \"schema=x\": its "
+                                 "arguments are reference=, ignore_case=");
     refuse("a = regex", "run.ini:2: reward.a = \"regex\": regex needs pattern=");
     refuse("a = regex pattern='x", "run.ini:2: reward.a = \"regex pattern='x\": a quote has no end");
     refuse("a b = exact", "run.ini:2: reward.a b: expected a name of letters, digits, _ and -, below 40 of them");
@@ -178,6 +180,18 @@ static void totals(void **state)
     assert_true(isnan(out.values[0]) && out.values[1] == 1 && out.values[2] == 1 && isnan(out.values[3]));
     assert_true(isnan(out.values[4]) && out.values[5] == 0 && out.values[6] == 0 && out.values[7] == 0);
     rewards_close(r);
+    r = open_rewards(&c, "[reward]\na = environment\nb = environment\nb.weight = 2");
+    assert_int_equal(rewards_begin(r, 0, &err), 0);
+    const double given = 1.5;
+    struct reward_item played = nothing;
+    played.environment = &given;
+    if (rewards_submit(r, &nothing, &err) || rewards_submit(r, &played, &err) || rewards_collect(r, &out, NULL, &err))
+        fail_msg("%s", err.msg);
+    assert_true(isnan(out.totals[0]) && fabs(out.totals[1] - 4.5) < 1e-12);
+    rewards_close(r);
+    parse(&c, "[reward]\na = json schema=/nowhere/schema.json");
+    assert_null(rewards_open(&c, true, &err));
+    assert_non_null(strstr(err.msg, "reward.a: schema: /nowhere/schema.json"));
     parse(&c, "");
     assert_null(rewards_open(&c, true, &err));
     assert_non_null(strstr(err.msg, "no rewards"));

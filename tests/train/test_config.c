@@ -683,7 +683,7 @@ static void here_is_the_folder_of_the_file(void **state)
     (void)state;
     static const char text[] =
         "[model]\npath = {here}/base\n[data]\ntrain = {here}/a.jsonl*0.5,x/{here}/b,\t {here}/*.csv, "
-        "c\n[output]\ndir = a,{here}/x\n";
+        "c\n[output]\ndir = a,{here}/x\n[reward]\na = command p --s={here}/s x{here}/y\n";
     static const struct {
         const char *file, *path, *train;
     } cases[] = {{"run.ini", "base", "a.jsonl*0.5,x/{here}/b,\t *.csv, c"},
@@ -697,6 +697,10 @@ static void here_is_the_folder_of_the_file(void **state)
         assert_string_equal(c.model.path, cases[i].path);
         assert_string_equal(c.data.train, cases[i].train);
         assert_string_equal(c.output.dir, "a,{here}/x"); /* a path, not a list */
+        char reward[64];
+        snprintf(reward, sizeof(reward), "a=command p --s=%.*ss x{here}/y", (int)(strlen(c.model.path) - 4),
+                 c.model.path);
+        assert_string_equal(c.reward.NAME, reward);
         check_round_trip(&c);
     }
 }

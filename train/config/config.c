@@ -494,7 +494,8 @@ static int before_sections(const struct parse *p, const char *key)
     return err_set(p->err, "%s: \"%.64s\" is before the first [section]%s%s", p->where, key, peer ? ": " : "", advice);
 }
 
-/* "{here}/x" is x in the folder of this file; in a list of files each entry may begin so. */
+/* "{here}/x" is x in the folder of this file; in a list of files each entry may begin so, and in words each
+ * argument, or what follows its `=`. */
 static char *resolve_here(const struct parse *p, const struct option *o, const char *value)
 {
     static const char here[] = "{here}/";
@@ -509,7 +510,7 @@ static char *resolve_here(const struct parse *p, const struct option *o, const c
             begins = false;
         } else {
             begins = (list && (*value == ',' || (begins && (*value == ' ' || *value == '\t')))) ||
-                     (words && strchr(" '\"", *value));
+                     (words && strchr(" '\"=", *value));
             text_put_bytes(&path, value++, 1);
         }
     }

@@ -57,6 +57,7 @@ static const struct argument {
     {"reference", "exact|last_number|boxed|regex|json", NULL, offsetof(struct reward_key, reference), false},
     {"ignore_case", "exact|regex", "", offsetof(struct reward_key, ignore_case), false},
     {"tolerance", "last_number", "[0, 1e300]", offsetof(struct reward_key, tolerance), false},
+    {"schema", "json", NULL, offsetof(struct reward_key, schema), false},
     {"pattern", "regex", NULL, offsetof(struct reward_key, pattern), true},
     {"max", "length", "[1, 1e9]", offsetof(struct reward_key, max), true},
     {"cache", "length", "[0, 1e9]", offsetof(struct reward_key, cache), true},
@@ -108,7 +109,7 @@ static int read_arguments(struct reward_key *key, struct err *err)
     const char *kind = key->words.words[0];
     bool given[MT_LEN(arguments)] = {0};
     char known[128];
-    key->reference = "answer";
+    key->reference = NULL;
     key->n = 3;
     for (int64_t w = key->kind == REWARD_JUDGE ? 2 : 1; w < key->words.n; w++) {
         const char *word = key->words.words[w];
@@ -126,6 +127,7 @@ static int read_arguments(struct reward_key *key, struct err *err)
     for (int i = 0; i < MT_LEN(arguments); i++)
         if (arguments[i].required && !given[i] && takes(&arguments[i], kind))
             return err_set(err, "%s needs %s=", kind, arguments[i].name);
+    if (!key->reference && !key->schema) key->reference = "answer";
     if (key->kind == REWARD_LENGTH && key->cache > key->max)
         return err_set(err, "cache=%lld is more than max=%lld", (long long)key->cache, (long long)key->max);
     return 0;

@@ -33,7 +33,8 @@ struct reward_key {
                                          arguments; JUDGE: the second is its address */
     const char *model, *prompt, *key; /* JUDGE: files but the first; NULL: not given */
     /* arguments KEY=VALUE of built-in rewards */
-    const char *reference, *pattern; /* a column of the row; REGEX */
+    const char *reference, *pattern; /* a column of the row, NULL: none; REGEX */
+    const char *schema;              /* JSON: a file; then the default of reference is none */
     bool ignore_case;                /* EXACT, REGEX */
     double tolerance;                /* LAST_NUMBER */
     int64_t max, cache;              /* LENGTH */

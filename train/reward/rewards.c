@@ -39,11 +39,12 @@ static int open_builtin(struct reward *r, struct err *err)
                                        .ignore_case = k->ignore_case,
                                        .tolerance = k->tolerance,
                                        .pattern = k->pattern,
+                                       .schema = k->schema,
                                        .max = k->max,
                                        .cache = k->cache,
                                        .n = k->n};
     char name[REWARD_NAME + 24];
-    snprintf(name, sizeof(name), "reward.%s: pattern", k->name);
+    snprintf(name, sizeof(name), "reward.%s: %s", k->name, k->schema ? "schema" : "pattern");
     return verifier_open(&r->verifier, &opt, name, err);
 }
 
@@ -151,7 +152,7 @@ static int score(struct reward *r, const struct reward_item *item, struct json c
     struct verify_answer answer = item->answer;
     if (!answer.content.text) answer.content.text = ""; /* of no bytes */
     if (!answer.whole.text) answer.whole.text = "";
-    const int rc = has ? reference_of(&text, &reference, columns, r->key.reference, err) : 0;
+    const int rc = has && r->key.reference ? reference_of(&text, &reference, columns, r->key.reference, err) : 0;
     if (!rc) *value = verifier_score(&r->verifier, &answer, reference);
     text_free(&text);
     return rc;

@@ -16,6 +16,7 @@
 int verifier_open(struct verifier *v, const struct verify_options *opt, const char *name, struct err *err)
 {
     *v = (struct verifier){.opt = *opt};
+    if (opt->kind == REWARD_JSON && opt->schema) return (v->schema = schema_open(opt->schema, name, err)) ? 0 : -1;
     if (opt->kind != REWARD_REGEX) return 0;
     if (!opt->pattern) return err_set(err, "the verifier regex needs a pattern: set %s", name);
     return (v->search = search_open(opt->pattern, name, err)) ? 0 : -1;
@@ -24,6 +25,7 @@ int verifier_open(struct verifier *v, const struct verify_options *opt, const ch
 void verifier_close(struct verifier *v)
 {
     search_close(v->search);
+    schema_close(v->schema);
     *v = (struct verifier){.search = NULL};
 }
 
@@ -88,8 +90,7 @@ static enum verdict boxed(struct verifier *v, struct verify_text a, struct verif
 
 static enum verdict json(struct verifier *v, struct verify_text a, struct verify_text reference)
 {
-    (void)v;
-    return verify_json(a, reference);
+    return verify_json(a, reference, v->schema);
 }
 
 static enum verdict exact_text(struct verifier *v, struct verify_text a, struct verify_text reference)

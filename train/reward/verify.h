@@ -9,7 +9,8 @@
 /* EXACT: equal without white space at the ends. LAST_NUMBER: equal numbers (verify_number.h). BOXED: equal last boxes
  * (verify_boxed.h). REGEX: a pattern is found; with a group named `answer`, that of the last match equals that of
  * the reference, or the reference where the pattern is not found in it, as in EXACT. JSON: the answer, without a code
- * fence around it, is valid JSON and has the value of the reference, where there is one (verify_json.h). THINK_FORMAT:
+ * fence around it, is valid JSON, fits the schema and has the value of the reference, where there are these
+ * (verify_json.h). THINK_FORMAT:
  * the whole answer begins with <think>, which does not come again, and has </think>. LENGTH and REPETITION:
  * verify_ids.h. */
 struct verify_options {
@@ -17,14 +18,17 @@ struct verify_options {
     bool ignore_case;      /* EXACT, and the group of REGEX: compare without case, in Unicode's form KC */
     double tolerance;      /* LAST_NUMBER: largest difference; 0: the decimals are equal */
     const char *pattern;   /* REGEX */
+    const char *schema;    /* JSON: a file; NULL: none */
     int64_t max, cache, n; /* LENGTH; REPETITION */
 };
+struct schema;
 struct verifier {
     struct verify_options opt;
     struct search *search;
+    struct schema *schema;
     int64_t n_limited; /* texts on which the pattern took too many steps: they are wrong */
 };
-/* Error: the pattern is missing or not valid; `name` (of the option with the pattern) begins it. */
+/* Error: the pattern or schema is missing or not valid; `name` (of the option with it) begins it. */
 int verifier_open(struct verifier *v, const struct verify_options *opt, const char *name, struct err *err) MT_CHECK;
 void verifier_close(struct verifier *v); /* v may be zeroed */
 /* Whether this kind compares the answer with a reference where it has one. */

@@ -2,11 +2,12 @@
 #ifndef MT_VERIFY_JSON_H
 #define MT_VERIFY_JSON_H
 
+#include "train/reward/verify_schema.h"
 #include "train/reward/verify_text.h"
 
-/* A code fence around the whole answer is left out. Objects are equal whatever the order of their keys, numbers by
- * value (1 = 1.0), exactly. NaN, Infinity and numbers beyond a double with an exponent are not JSON. A reference that
- * is not JSON: NONE; no reference: valid JSON is RIGHT. */
-enum verdict verify_json(struct verify_text answer, struct verify_text reference);
+/* A code fence around the whole answer is left out. Values are equal as in same_json.h. NaN, Infinity and numbers
+ * beyond a double with an exponent are not JSON. A reference that is not JSON: NONE; no reference: valid JSON is RIGHT.
+ * schema: it must also fit; NULL: none. */
+enum verdict verify_json(struct verify_text answer, struct verify_text reference, struct schema *schema);
 
 #endif
