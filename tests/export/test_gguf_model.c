@@ -173,9 +173,9 @@ static void each_family(void **state)
     static const struct {
         const char *name, *arch;
         int64_t vocab;
-    } cases[] = {{"case_a", "gpt-oss", 4096},       {"qwen3", "qwen3moe", 1024},      {"olmoe", "olmoe", 1024},
-                 {"mixtral", "llama", 1024},        {"glm4_lite", "deepseek2", 1024}, {"glm4", "glm4moe", 1024},
-                 {"minimax_m2", "minimax-m2", 1024}};
+    } cases[] = {{"case_a", "gpt-oss", 4096},        {"qwen3", "qwen3moe", 1024},      {"olmoe", "olmoe", 1024},
+                 {"mixtral", "llama", 1024},         {"glm4_lite", "deepseek2", 1024}, {"glm4", "glm4moe", 1024},
+                 {"minimax_m2", "minimax-m2", 1024}, {"lfm2", "lfm2moe", 1024}};
     static const char *const types[] = {"f32", "q8_0"};
     for (int i = 0; i < MT_LEN(cases); i++)
         for (int t = 0; t < MT_LEN(types); t++) {
@@ -275,7 +275,7 @@ static void refusals(void **state)
         assert_int_equal(RUN("export", config, "--to", "gguf-model", "--adapter", case_path("case_a", "adapter_final")),
                          1);
         assert_says(said.err,
-                    "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite ");
+                    "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite, ");
     }
     const char *yarn = config_of(case_path("deepseek_v3", ""), case_path("case_a", "eval.jsonl"));
     assert_int_equal(RUN("export", yarn, "--to", "gguf-model", "--adapter", case_path("case_a", "adapter_final")), 1);
@@ -310,15 +310,54 @@ static void other_models(void **state)
     test_free(b);
 }
 
+static void refuse_lfm2(const struct arch *a, const char *words)
+{
+    struct err err;
+    assert_int_equal(gguf_items_check(a, &err), -1);
+    assert_says(err.msg, words);
+}
+
+/* Layers with a convolution have no keys; llama.cpp tells them apart by that. */
+static void lfm2(void **state)
+{
+    (void)state;
+    static const char expected[] = "0 2 0 2 ";
+    struct err err;
+    struct gguf_meta m;
+    char heads[32] = "";
+    struct arch *a = test_malloc(sizeof(*a));
+    if (arch_load(a, case_path("lfm2", ""), &err) || gguf_items_check(a, &err)) fail_msg("%s", err.msg);
+    const struct gguf_meta_model model = {a, "x", NULL, NULL, GGML_F32};
+    gguf_meta_open(&m, &model);
+    int found = 0;
+    for (int64_t k = 0; k < m.n; k++) {
+        const struct gguf_value *v = &m.values[k];
+        found += !strcmp(v->key, "lfm2moe.shortconv.l_cache") && v->u32 == 3;
+        found += !strcmp(v->key, "lfm2moe.leading_dense_block_count") && v->u32 == 1;
+        for (int64_t l = 0; !strcmp(v->key, "lfm2moe.attention.head_count_kv") && l < v->n; l++)
+            snprintf(heads + strlen(heads), sizeof(heads) - strlen(heads), "%d ", ((const int32_t *)v->array)[l]);
+    }
+    assert_int_equal(found, 2);
+    assert_string_equal(heads, expected);
+    gguf_meta_close(&m);
+    a->router.scale = 2;
+    refuse_lfm2(a, "routed_scaling_factor");
+    a->router.scale = 1;
+    a->conv.bias = true;
+    refuse_lfm2(a, "conv_bias");
+    test_free(a);
+}
+
 /* ---- tokenizers */
 
 static void tokenizers(void **state)
 {
     (void)state;
     static const struct {
-        const char *file, *name; /* NULL: refused */
-    } rows[] = {
-        {"glm4", "glm4"}, {"qwen35", "qwen35"}, {"deepseek", "deepseek-v3"}, {"splits", NULL}, {"metaspace", NULL}};
+        const char *family, *file, *name; /* NULL: refused */
+    } rows[] = {{"qwen3_moe", "glm4", "glm4"},     {"lfm2_moe", "glm4", "lfm2"},
+                {"qwen3_moe", "qwen35", "qwen35"}, {"qwen3_moe", "deepseek", "deepseek-v3"},
+                {"qwen3_moe", "splits", NULL},     {"qwen3_moe", "metaspace", NULL}};
     struct arch *a = test_malloc(sizeof(*a));
     struct err err;
     if (arch_load(a, case_path("qwen3", ""), &err)) fail_msg("%s", err.msg);
@@ -332,6 +371,7 @@ static void tokenizers(void **state)
         assert_int_equal(symlink(from, path_in(dir, "tokenizer.json")), 0);
         static const char eos[] = "{\"eos_token_id\": 1}";
         assert_int_equal(file_write_in(dir, "config.json", eos, (int64_t)strlen(eos), &err), 0);
+        a->family = rows[i].family;
         const struct gguf_meta_model model = {a, "x", dir, "{{ messages }}", GGML_Q8_0};
         gguf_meta_open(&m, &model);
         const int rc = gguf_tokenizer_put(&m, &model, &err);
@@ -356,6 +396,7 @@ int test_gguf_model(void)
         cmocka_unit_test(changed_files),
         cmocka_unit_test(refusals),
         cmocka_unit_test(other_models),
+        cmocka_unit_test(lfm2),
         cmocka_unit_test(tokenizers),
     };
     return cmocka_run_group_tests_name("gguf_model", tests, NULL, NULL);

@@ -26,7 +26,7 @@ from llama_peer import load_peer
 
 NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
          "minimax_m2": "minimax-m2", "glm4_moe": "glm4moe",
-         "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2"}
+         "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2", "lfm2_moe": "lfm2moe"}
 
 
 def tensors_of(path):
@@ -68,8 +68,10 @@ def load(model, path):
             w = t.pop(prefix + ".ffn_down_exps.weight")
         elif name.endswith("experts.down_proj_bias"):
             w = t.pop(prefix + ".ffn_down_exps.bias")
-        elif name.endswith("e_score_correction_bias"):
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
             w = t.pop(prefix + ".exp_probs_b.bias")
+        elif name.endswith("conv.conv.weight"):
+            w = t.pop(prefix + ".shortconv.conv.weight")[:, None]
         elif name.endswith("inv_freq"):
             continue
         elif name.endswith("kv_b_proj.weight"):
@@ -90,6 +92,8 @@ def load(model, path):
         if w.shape != have.shape:
             sys.exit(f"{name}: {tuple(w.shape)} instead of {tuple(have.shape)}")
         state[name] = w
+    if config.tie_word_embeddings and torch.equal(t["output.weight"], state["model.embed_tokens.weight"]):
+        del t["output.weight"]
     if t:
         sys.exit(f"tensors that transformers has not: {sorted(t)}")
     model.load_state_dict(state, strict=False)

@@ -176,7 +176,7 @@ static int put_of_layer(struct model_file *f, const struct gguf_item *item, cons
         return proj->quant.format.bits ? put_trained(f, item, proj, err) : put_matrix(f, item, &proj->w, err);
     case GGUF_BIAS: return put_bias(f, item, proj->bias, err);
     case GGUF_ROUTER: return put_matrix(f, item, at, err);
-    default: return put(f, t->data, item->n_col * 4, err);
+    default: return put(f, t->data, item->n_row * item->n_col * 4, err);
     }
 }
 

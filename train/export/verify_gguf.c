@@ -101,7 +101,7 @@ static void read_bias(const struct merged *m, const struct gguf_item *item, floa
 
 static void read_vector(const struct merged *m, const struct gguf_item *item, void *to)
 {
-    memcpy(to, gguf_tensor(&m->gguf, item->name)->data, (size_t)item->n_col * sizeof(float));
+    memcpy(to, gguf_tensor(&m->gguf, item->name)->data, (size_t)(item->n_row * item->n_col) * sizeof(float));
 }
 
 /* lw: the same layer of the base model, whose values are replaced. */

@@ -1,5 +1,5 @@
 /* gguf_items.c - the tensors of each family. Source: llama.cpp, src/models/{openai-moe,qwen3moe,olmoe,llama,
- * minimax-m2,glm4-moe,deepseek2}.cpp: load_arch_tensors for the names, build_arch_graph for what is fixed. */
+ * minimax-m2,glm4-moe,deepseek2,lfm2}.cpp: load_arch_tensors for the names, build_arch_graph for what is fixed. */
 #include "train/gguf/gguf_items.h"
 
 #include <math.h>
@@ -26,6 +26,7 @@ static const struct family families[] = {
     {"glm4_moe", "post_attention_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_NONE, false, true},
     {"glm4_moe_lite", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
     {"deepseek_v3", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
+    {"lfm2_moe", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, true},
 };
 
 static const struct family *family_of(const struct arch *a)
@@ -63,15 +64,28 @@ static bool has_usual_yarn(const struct rope_arch *r)
     return !r->width || !r->yarn || fabs(r->attention_factor - usual) < 1e-6;
 }
 
+static bool is_lfm2(const struct arch *a) { return !strcmp(a->family, "lfm2_moe"); }
+
+/* No key names these values of LFM2. */
+static int check_lfm2(const struct arch *a, struct err *err)
+{
+    if (a->conv.bias || a->conv.n_tap < 2) return differs("convolutions (conv_bias, conv_L_cache)", err);
+    if (a->router.kind != ROUTER_SIGMOID_CHOSEN || a->router.scale != 1)
+        return differs("weights of the chosen experts (norm_topk_prob, routed_scaling_factor)", err);
+    return 0;
+}
+
 int gguf_items_check(const struct arch *a, struct err *err)
 {
     const struct family *f = family_of(a);
     if (!f)
         return err_set(
             err,
-            "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite and "
-            "deepseek_v3, not %s: export merged-bf16 and convert it with llama.cpp's convert_hf_to_gguf.py",
+            "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite, "
+            "deepseek_v3 and lfm2_moe, not %s: export merged-bf16 and convert it with llama.cpp's "
+            "convert_hf_to_gguf.py",
             a->family);
+    if (is_lfm2(a) && check_lfm2(a, err)) return -1;
     const bool either = f->router == ROUTER_SIGMOID_CHOSEN && a->router.kind == ROUTER_SIGMOID; /* a key says which */
     if (a->router.kind != f->router && !either) return differs("weights of the chosen experts (norm_topk_prob)", err);
     if (a->qk_norm != f->qk_norm && a->qk_norm != f->other_norm) return differs("norms of queries and keys", err);
@@ -104,6 +118,11 @@ static void add_vector(struct gguf_items *list, int64_t layer, size_t at, int64_
         (struct gguf_item){
             .kind = GGUF_VECTOR, .layer = layer, .at = at, .target = LORA_TARGETS, .n_exp = 1, .n_row = 1, .n_col = n},
         name, end);
+}
+static void add_conv(struct gguf_items *list, int64_t layer, const struct arch *a)
+{
+    add_vector(list, layer, offsetof(struct layer_weights, shortconv.conv), a->conv.n_tap, "shortconv.conv", ".weight");
+    list->items[list->n - 1].n_row = a->d_model;
 }
 #define VECTOR(list, layer, field, n, name, end)                                                                       \
     add_vector(list, layer, offsetof(struct layer_weights, field), n, name, end)
@@ -194,7 +213,9 @@ static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, 
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
     VECTOR(list, l, attn_norm, a->d_model, "attn_norm", ".weight");
     VECTOR(list, l, ffn_norm, a->d_model, family_of(a)->ffn_norm, ".weight");
-    if (a->qk_norm != QK_NORM_NONE) {
+    const bool conv = a->mixer[l] == &mixer_shortconv;
+    if (conv) add_conv(list, l, a);
+    if (a->qk_norm != QK_NORM_NONE && !conv) {
         VECTOR(list, l, attention.q_norm, (whole ? h->n_head : 1) * h->head_dim, "attn_q_norm", ".weight");
         VECTOR(list, l, attention.k_norm, (whole ? h->n_kv : 1) * h->head_dim, "attn_k_norm", ".weight");
     }
@@ -240,7 +261,7 @@ void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_ty
     add(list,
         (struct gguf_item){
             .kind = GGUF_NORM, .layer = -1, .target = LORA_TARGETS, .n_exp = 1, .n_row = 1, .n_col = a->d_model},
-        "output_norm", ".weight");
+        is_lfm2(a) ? "token_embd_norm" : "output_norm", ".weight");
     table.kind = GGUF_HEAD;
     add(list, table, "output", ".weight");
 }
@@ -294,7 +315,7 @@ struct gguf_tensor gguf_items_tensor(const struct gguf_item *item)
         return t;
     }
     if (item->kind == GGUF_BIAS && item->n_exp > 1) t.shape[t.ndim++] = item->n_exp;
-    if (!vector) t.shape[t.ndim++] = item->n_row;
+    if (!vector || item->n_row > 1) t.shape[t.ndim++] = item->n_row;
     if (item->kind != GGUF_BIAS) t.shape[t.ndim++] = item->n_col;
     return t;
 }

@@ -28,7 +28,8 @@ struct gguf_item {
     int64_t layer;                /* -1: none */
     size_t at;                    /* offset in struct layer_weights */
     enum lora_target target;      /* LORA_TARGETS: no adapter */
-    int64_t n_exp, n_row, n_col;  /* [n_exp, n_row, n_col]; a vector has one row, an expert's bias too */
+    int64_t n_exp, n_row, n_col;  /* [n_exp, n_row, n_col]; a vector has one row, but not a convolution, an
+                                   * expert's bias too */
     int64_t first, n_from, n_out; /* the target's rows in the matrix in memory: the first one, their number; all */
     enum gguf_rows rows;
     int64_t head, part; /* head: rows of a head in the matrix, if the file has them in another order; part: those of

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/layer.h"
 #include "train/gguf/gguf_names.h"
 
 enum { GATING_SIGMOID = 2, FILE_F32 = 0, FILE_F16 = 1, FILE_Q4_0 = 2, FILE_Q8_0 = 7, FILE_MXFP4 = 38 };
@@ -91,9 +92,24 @@ static void put_experts(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".expert_shared_count", a->d_shared / a->d_ff);
 }
 
+/* llama.cpp takes layers without keys as those with a convolution. */
+static void put_kv_heads(struct gguf_meta *m, const struct arch *a, const struct attn_arch *h)
+{
+    int32_t *n = gguf_meta_own(m, mem_array(a->n_layer, sizeof(*n)));
+    bool all = true;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        n[l] = a->mixer[l] == &mixer_shortconv ? 0 : (int32_t)h->n_kv;
+        all = all && n[l];
+    }
+    if (all)
+        gguf_meta_u32(m, ".attention.head_count_kv", h->n_kv);
+    else
+        gguf_meta_array(m, ".attention.head_count_kv", GGUF_I32, a->n_layer, n);
+    if (a->conv.n_tap) gguf_meta_u32(m, ".shortconv.l_cache", a->conv.n_tap);
+}
+
 static void put_heads(struct gguf_meta *m, const struct attn_arch *h)
 {
-    gguf_meta_u32(m, ".attention.head_count_kv", h->n_kv);
     gguf_meta_u32(m, ".attention.key_length", h->head_dim);
     gguf_meta_u32(m, ".attention.value_length", h->head_dim);
 }
@@ -118,10 +134,12 @@ static void put_sizes(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".embedding_length", a->d_model);
     gguf_meta_u32(m, ".feed_forward_length", a->d_dense ? a->d_dense : a->d_ff);
     gguf_meta_u32(m, ".attention.head_count", h->n_head);
-    if (a->mla.kv_lora)
+    if (a->mla.kv_lora) {
         put_latent(m, &a->mla);
-    else
+    } else {
+        put_kv_heads(m, a, h);
         put_heads(m, h);
+    }
     gguf_meta_f32(m, ".attention.layer_norm_rms_epsilon", (double)a->norm.eps);
     gguf_meta_u32(m, ".vocab_size", a->vocab);
     if (h->window) gguf_meta_u32(m, ".attention.sliding_window", h->window);

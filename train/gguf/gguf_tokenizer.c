@@ -137,6 +137,8 @@ static int put_model(struct gguf_meta *m, const struct gguf_meta_model *model, s
     pad(m, &w);
     for (int64_t i = 0; i < w.n; i++) w.tokens[i] = gguf_meta_own(m, mem_strdup(w.tokens[i]));
     gguf_meta_text(m, "tokenizer.ggml.model", "gpt2");
+    /* the same split as glm4, for which llama.cpp removes bos_token */
+    if (!strcmp(model->arch->family, "lfm2_moe") && !strcmp(split, "glm4")) split = "lfm2";
     gguf_meta_text(m, "tokenizer.ggml.pre", split);
     gguf_meta_array(m, "tokenizer.ggml.tokens", GGUF_STRING, w.n, w.tokens);
     gguf_meta_array(m, "tokenizer.ggml.token_type", GGUF_I32, w.n, w.types);
