@@ -167,6 +167,7 @@ MUTATIONS = [
     ("train/plan/gpu_table.c", "found = found == NONE ? i : SEVERAL;", "found = i;", "gpu_table:names*"),
     ("model/acts.c", "alike && arch_same_layer(p->a, layer, p->adapted)", "true", "parity"),
     ("train/tools/init.c", "if (s->cfg.data.eval_split > 0) {", "{", "suit:the_rows*"),
+    ("data/source/parquet_values.c", "v->p[b * v->n_split + i]", "v->p[i * width + b]", "tables:rows*"),
     ("train/tools/first_row.c", "for (int i = 0; i < MT_LEN(trained); i++)", "for (int i = 0; i < 0; i++)",
      "suit:the_rows*"),
     ("data/dataset/preference_rows.c", "preference_row_key(row, !other)", "preference_row_key(row, true)",

@@ -158,9 +158,9 @@ static int begin_v2(struct parquet_column *c, const struct page *page, struct er
 
 static bool supported(int64_t encoding)
 {
-    static const int64_t known[] = {PARQUET_PLAIN,         PARQUET_PLAIN_DICTIONARY, PARQUET_RLE,
-                                    PARQUET_DELTA,         PARQUET_DELTA_LENGTH,     PARQUET_DELTA_BYTES,
-                                    PARQUET_RLE_DICTIONARY};
+    static const int64_t known[] = {PARQUET_PLAIN,          PARQUET_PLAIN_DICTIONARY, PARQUET_RLE,
+                                    PARQUET_DELTA,          PARQUET_DELTA_LENGTH,     PARQUET_DELTA_BYTES,
+                                    PARQUET_RLE_DICTIONARY, PARQUET_BYTE_SPLIT};
     for (int64_t i = 0; i < MT_LEN(known); i++)
         if (encoding == known[i]) return true;
     return false;

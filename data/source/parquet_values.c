@@ -177,6 +177,45 @@ static bool next_plain(struct parquet_values *v, struct parquet_value *value)
     return false;
 }
 
+/* ---- bytes apart */
+
+/* Bytes of a value; 0: of several lengths, or a bit. */
+static int64_t width_of(const struct parquet_values *v)
+{
+    switch (v->type) {
+    case PARQUET_INT32:
+    case PARQUET_FLOAT: return 4;
+    case PARQUET_INT64:
+    case PARQUET_DOUBLE: return 8;
+    case PARQUET_FIXED: return v->length;
+    case PARQUET_BOOLEAN:
+    case PARQUET_INT96:
+    case PARQUET_BYTES: break;
+    }
+    return 0;
+}
+
+/* Nulls have no value, so the number of values follows from the bytes. */
+static bool begin_split(struct parquet_values *v)
+{
+    const int64_t width = width_of(v), bytes = v->end - v->p;
+    if (width < 1 || bytes % width) return false;
+    v->n_split = bytes / width;
+    v->joined = mem_reserve(v->joined, &v->cap_joined, width, 1);
+    return true;
+}
+
+/* The value as PLAIN has it. */
+static bool next_split(struct parquet_values *v, struct parquet_value *value)
+{
+    const int64_t width = width_of(v), i = v->at++;
+    struct parquet_values plain = {
+        .type = v->type, .length = v->length, .p = v->joined, .end = v->joined + width, .encoding = PARQUET_PLAIN};
+    if (i >= v->n_split) return false;
+    for (int64_t b = 0; b < width; b++) v->joined[b] = v->p[b * v->n_split + i];
+    return next_plain(&plain, value);
+}
+
 /* ---- any */
 
 bool parquet_values_begin(struct parquet_values *v, int64_t encoding, const uint8_t *p, const uint8_t *end, int64_t n)
@@ -201,6 +240,7 @@ bool parquet_values_begin(struct parquet_values *v, int64_t encoding, const uint
         return true;
     case PARQUET_DELTA: return (v->type == PARQUET_INT32 || v->type == PARQUET_INT64) && begin_delta(v, n);
     case PARQUET_DELTA_LENGTH: return bytes && begin_delta(v, n);
+    case PARQUET_BYTE_SPLIT: return begin_split(v);
     case PARQUET_DELTA_BYTES: return (bytes || v->type == PARQUET_FIXED) && begin_delta(v, n);
     default: return false;
     }
@@ -220,6 +260,7 @@ bool parquet_values_next(struct parquet_values *v, struct parquet_value *value)
         if (!parquet_runs_next(&v->codes, &code) || code >= v->n_dictionary) return false;
         *value = v->dictionary[code];
         return true;
+    case PARQUET_BYTE_SPLIT: return next_split(v, value);
     default: return next_delta(v, value);
     }
 }

@@ -22,14 +22,15 @@ enum parquet_encoding {
     PARQUET_DELTA = 5,
     PARQUET_DELTA_LENGTH = 6,
     PARQUET_DELTA_BYTES = 7,
-    PARQUET_RLE_DICTIONARY = 8
+    PARQUET_RLE_DICTIONARY = 8,
+    PARQUET_BYTE_SPLIT = 9 /* byte 0 of every value, then byte 1, ... */
 };
 const char *parquet_encoding_name(int64_t encoding);
 
 struct parquet_value {
     int64_t i; /* of integers and booleans */
     double f;
-    const uint8_t *bytes; /* [size] valid until the next page; of DELTA_BYTES until the next value */
+    const uint8_t *bytes; /* [size] valid until the next page; of DELTA_BYTES and BYTE_SPLIT until the next value */
     int64_t size;
 };
 
@@ -54,8 +55,8 @@ struct parquet_values {
     const struct parquet_value *dictionary; /* [n_dictionary] */
     int64_t n_dictionary;
     int64_t *numbers, *lengths; /* [n_numbers] decoded deltas: values, or lengths of prefixes; lengths of bytes */
-    int64_t n_numbers, n_lengths, at;
-    uint8_t *joined; /* [cap_joined] the last value of DELTA_BYTES */
+    int64_t n_numbers, n_lengths, at, n_split;
+    uint8_t *joined; /* [cap_joined] the last value of DELTA_BYTES or BYTE_SPLIT */
     int64_t n_joined, cap_joined;
 };
 /* Begins the values of a page, at most n of them, in bytes p to end. The dictionary is set before. False: the encoding

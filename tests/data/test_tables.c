@@ -103,7 +103,8 @@ static void rows_of_columns(void **state)
         {"nested.parquet", "nested.jsonl"},         {"nested_v2.parquet", "nested.jsonl"},
         {"nested_old.parquet", "nested.jsonl"},     {"numbers.parquet", "numbers.jsonl"},
         {"numbers_delta.parquet", "numbers.jsonl"}, {"nested_stream.arrow", "nested.jsonl"},
-        {"nested_file.arrow", "nested.jsonl"},      {"nested_lz4.arrow", "nested.jsonl"}};
+        {"split.parquet", "split.jsonl"},           {"nested_file.arrow", "nested.jsonl"},
+        {"nested_lz4.arrow", "nested.jsonl"}};
     char path[MT_PATH], name[128];
     for (int64_t i = 0; i < MT_LEN(files); i++) {
         snprintf(name, sizeof(name), "tables/%s", files[i][0]);
@@ -119,7 +120,6 @@ static void what_is_not_read(void **state)
     struct dataset_options opt = rows_options();
     rows_refused(fixture("tables/refused_brotli.parquet"), &opt,
                  "refused_brotli.parquet: column f: the codec BROTLI is not read");
-    rows_refused(fixture("tables/refused_split.parquet"), &opt, "column f: the encoding BYTE_STREAM_SPLIT is not read");
     struct dataset ds; /* columns that no form needs are no hindrance */
     rows_load(&ds, fixture("tables/odd.parquet"), &opt);
     assert_int_equal(ds.n_docs, 2);
@@ -163,10 +163,10 @@ static const char *put_in(const char *dir, const char *name, const char *text)
 static void damaged_files(void **state)
 {
     (void)state;
-    static const char *const files[] = {"chats_snappy.parquet",  "nested_v2.parquet",  "texts_delta_bytes.parquet",
-                                        "numbers_delta.parquet", "chats_gzip.parquet", "nested_stream.arrow",
-                                        "nested_file.arrow",     "odd.arrow",          "nested_lz4.arrow",
-                                        "chats_lz4.parquet",     "texts_lz4.parquet"};
+    static const char *const files[] = {"chats_snappy.parquet",  "nested_v2.parquet", "texts_delta_bytes.parquet",
+                                        "numbers_delta.parquet", "split.parquet",     "chats_gzip.parquet",
+                                        "nested_stream.arrow",   "nested_file.arrow", "odd.arrow",
+                                        "nested_lz4.arrow",      "chats_lz4.parquet", "texts_lz4.parquet"};
     const int fd = memfd_create("table", 0);
     char name[128], path[64];
     assert_true(fd >= 0);

@@ -82,11 +82,15 @@ def write_parquet(chats, texts):
     pq.write_table(numbers, OUT / "numbers.parquet")
     write_jsonl("numbers.jsonl", numbers.to_pylist())
     write_jsonl("nested.jsonl", NESTED)
-    refused = {"brotli": {"compression": "brotli"},
-               "split": {"use_dictionary": False, "column_encoding": {"f": "BYTE_STREAM_SPLIT"}}}
-    small = pa.table({"f": pa.array([1.0, 2.0])})
-    for name, options in refused.items():
-        pq.write_table(small, OUT / f"refused_{name}.parquet", **options)
+    pq.write_table(pa.table({"f": pa.array([1.0, 2.0])}), OUT / "refused_brotli.parquet", compression="brotli")
+    split = pa.table({"i": pa.array([i * 65537 - 9 for i in range(40)], pa.int32()),
+                      "j": pa.array([None if i % 7 == 3 else (-1)**i * 2**(i % 62) for i in range(40)], pa.int64()),
+                      "f": pa.array([i / 8 - 2 for i in range(40)], pa.float32()),
+                      "d": pa.array([[1.5**i, None][:i % 3] for i in range(40)], pa.list_(pa.float64()))})
+    columns = {"i": "BYTE_STREAM_SPLIT", "j": "BYTE_STREAM_SPLIT", "f": "BYTE_STREAM_SPLIT",
+               "d.list.element": "BYTE_STREAM_SPLIT"}
+    pq.write_table(split, OUT / "split.parquet", use_dictionary=False, column_encoding=columns, row_group_size=30)
+    write_jsonl("split.jsonl", split.to_pylist())
     odd = pa.table({"text": ["ab", "cd"], "d": pa.array([1, 2]).cast(pa.decimal128(25, 2)),
                     "t": pa.array([1, 2]).cast(pa.timestamp("ns")), "z": [b"\xff", b"a"]})
     pq.write_table(odd, OUT / "odd.parquet", use_deprecated_int96_timestamps=True)
