@@ -147,6 +147,7 @@ static void offline(void **state)
     if (RUN(SETS(recorded, "--set", "train.steps=1", "--set", "data.format=rollouts", "--set", rows, "--set",
                  "data.eval=", "--set", "eval.every=0")))
         fail_msg("%s", said.err);
+    assert_null(strstr(said.err, "moetrain eval")); /* rollouts have no held-out loss */
     assert_true(adapter_error(online, recorded) < 1e-4);
 }
 
@@ -171,10 +172,14 @@ static void commands_after_a_run(void **state)
     assert_int_equal(RUN("eval", SETS(run, "--generate", "--verifier", "exact")), 1);
     assert_says(said.err, "data.eval has prompts of online RL: name their file by --input FILE");
     snprintf(rows, sizeof(rows), "data.train=%s", process_output(run, "rollouts/step-000001.jsonl"));
-    if (RUN("check",
-            SETS(run, "--set", "data.format=rollouts", "--set", rows, "--set", "data.eval=", "--set", "eval.every=0")))
-        fail_msg("%s", said.err);
-    assert_says(said.out, "verdict: ok");
+    for (int i = 0; i < 2; i++) {
+        if (RUN(i ? "tokens" : "check",
+                SETS(run, "--set", "data.format=rollouts", "--set", rows, "--set", "data.eval=", "--set",
+                     "eval.every=0", "--set", i ? "data.seq_len=64" : "data.seq_len=16")))
+            fail_msg("%s", said.err);
+        assert_says(said.out, i ? " with loss\n" : "verdict: ok");
+        assert_null(strstr(said.out, ", 0 with loss\n"));
+    }
 }
 
 /* Without weights that correct for the sampler, too, a difference over the bound ends the run. */

@@ -19,7 +19,8 @@ const struct run_objective *run_objective(const struct config *c)
 enum data_format run_objective_format(const struct config *c, bool eval)
 {
     const enum data_format train = (enum data_format)c->data.format, own = run_objective(c)->format;
-    if (own || c->data.answers) return own ? own : (enum data_format)c->data.answers;
+    const enum data_format answers = own ? own : (enum data_format)c->data.answers;
+    if (answers && !(eval && answers == DATA_ROLLOUTS)) return answers;
     return eval && c->data.eval_format != CFG_EVAL_FORMAT_SAME ? (enum data_format)(c->data.eval_format - 1) : train;
 }
 

@@ -41,6 +41,7 @@ static void put_place(FILE *out, const char *what, const struct config *cfg, con
 void run_summary_print(const struct config *cfg, const char *program, const char *export_to, FILE *out)
 {
     const bool held_out = cfg->data.eval[0] || cfg->data.eval_split > 0;
+    const bool evaluates = cfg->data.format != DATA_ROLLOUTS; /* rollouts have no held-out loss */
     const char *set = held_out ? NULL : "--set", *data = held_out ? NULL : "data.eval=FILE";
     char config[MT_PATH];
     put_place(out, "adapter:", cfg, "adapter");
@@ -48,7 +49,7 @@ void run_summary_print(const struct config *cfg, const char *program, const char
     put_place(out, "report:", cfg, "report.html");
     if (file_in(config, cfg->output.dir, "config.ini", NULL)) return;
     fprintf(out, "next:\n");
-    put_command(out, (const char *const[]){program, "eval", config, set, data, NULL});
+    if (evaluates) put_command(out, (const char *const[]){program, "eval", config, set, data, NULL});
     put_command(out, (const char *const[]){program, "generate", config, "--prompt", "TEXT", NULL});
     put_command(out, (const char *const[]){program, "export", config, "--to", export_to, set, data, NULL});
 }

@@ -55,8 +55,9 @@ int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
 /* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
-/* run_open_data where rows are prompts (online RL, data.prompts): the prompts as documents, in which every token has
- * loss. */
+/* Leaves out the tokens of each document after its first `most`. */
+void run_cut_documents(struct dataset *ds, int64_t most);
+/* run_open_data of data.prompts: the prompts as documents, cut at data.seq_len, every token of which has loss. */
 int run_open_prompt_texts(struct run *r, bool train, struct err *err) MT_CHECK;
 /* run_open_data of data.format = rollouts: r->rollouts, and r->train of their documents. Errors: rows that are not
  * whole generations, or lack what the settings read. */

@@ -45,7 +45,7 @@ int run_open_data(struct run *r, bool train, struct err *err)
     const struct config *cfg = r->cfg;
     char cache[MT_PATH];
     struct dataset_options opt;
-    if (config_is_online(cfg) || cfg->data.prompts) return run_open_prompt_texts(r, train, err);
+    if (cfg->data.prompts) return run_open_prompt_texts(r, train, err);
     if (run_open_tokenizer(r, &opt, cache, err)) return -1;
     const struct dataset_options eval_opt = eval_options(cfg, &opt);
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;

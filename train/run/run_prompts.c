@@ -17,7 +17,7 @@ static int load(struct prompt_rows *p, struct dataset *ds, const struct run *r, 
 {
     const struct config *cfg = r->cfg;
     const bool own = eval && strcmp(cfg->data.eval_columns, "same");
-    const int64_t most = cfg->data.seq_len - (config_is_online(cfg) ? cfg->objective.max_completion_length : 0);
+    const int64_t most = config_is_online(cfg) ? cfg->data.seq_len - cfg->objective.max_completion_length : INT64_MAX;
     if (prompt_rows_load(p, r, eval ? r->eval_files : r->train_files, own ? cfg->data.eval_columns : cfg->data.columns,
                          most, err))
         return err_prefix(err, eval ? "data.eval" : "data.train");
@@ -51,14 +51,30 @@ int run_open_prompts(struct run *r, struct prompt_rows *train, struct prompt_row
                : 0;
 }
 
+void run_cut_documents(struct dataset *ds, int64_t most)
+{
+    int64_t from = 0, to = 0;
+    for (int64_t d = 0; d < ds->n_docs; d++) {
+        const int64_t end = ds->doc_off[d + 1], n = MT_MIN(end - from, most);
+        memmove(ds->ids + to, ds->ids + from, (size_t)n * sizeof(*ds->ids));
+        memmove(ds->mask + to, ds->mask + from, (size_t)n);
+        from = end;
+        ds->doc_off[d + 1] = to += n;
+    }
+    ds->n_tokens = to;
+}
+
 int run_open_prompt_texts(struct run *r, bool train, struct err *err)
 {
     struct prompt_rows rows[2] = {{.n = 0}, {.n = 0}};
     const bool split = !r->cfg->data.eval[0] && r->cfg->data.eval_split > 0;
     const int rc = run_open_prompts(r, train || split ? &rows[0] : NULL, &rows[1], err);
     struct dataset *const sets[] = {&r->train, &r->eval};
-    for (int i = 0; i < MT_LEN(sets) && !rc; i++)
-        if (sets[i]->n_tokens) memset(sets[i]->mask, 1, (size_t)sets[i]->n_tokens);
+    for (int i = 0; i < MT_LEN(sets) && !rc; i++) {
+        if (!sets[i]->n_tokens) continue;
+        run_cut_documents(sets[i], r->cfg->data.seq_len);
+        memset(sets[i]->mask, 1, (size_t)sets[i]->n_tokens);
+    }
     for (int i = 0; i < MT_LEN(rows); i++) prompt_rows_free(&rows[i]);
     return rc;
 }

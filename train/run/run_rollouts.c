@@ -44,7 +44,6 @@ static int check_rows(const struct run *r, struct err *err)
 {
     const struct config *c = r->cfg;
     const int64_t n = policy_generation_rows(c), rows = r->rollouts.n;
-    if (c->objective.kind < CFG_GRPO) return 0; /* texts like others (config_without_teacher) */
     const bool is_set = c->objective.is_mode != CFG_IS_AUTO && c->objective.is_mode != CFG_IS_NONE;
     if (rollouts_check_groups(&r->rollouts, c->objective.num_generations, err)) return -1;
     if (rows % n)
@@ -61,9 +60,10 @@ int run_open_rollouts(struct run *r, struct err *err)
 {
     const struct config *c = r->cfg;
     struct eos_ids ends;
+    const bool trains = policy_is(c); /* else the rows are texts like others (config_without_teacher) */
     if (eos_ids_load(&ends, r->model_dir, err)) return -1;
     const struct rollout_options opt = {.vocab = r->arch.vocab,
-                                        .seq_len = c->data.seq_len,
+                                        .seq_len = trains ? c->data.seq_len : INT64_MAX,
                                         .end_ids = ends.ids,
                                         .n_end = ends.n,
                                         .n_layer = choices_layers(&r->arch),
@@ -71,11 +71,12 @@ int run_open_rollouts(struct run *r, struct err *err)
                                         .n_exp = r->arch.n_exp,
                                         .max_rows = c->data.max_samples};
     r->rollouts.n_routing = opt.n_layer * opt.n_top;
-    if (rollout_rows_load(&r->rollouts, r->train_files, &opt, err) || check_rows(r, err)) return -1;
+    if (rollout_rows_load(&r->rollouts, r->train_files, &opt, err) || (trains && check_rows(r, err))) return -1;
     int64_t n_routing;
     if (check_routing(r, &n_routing, err)) return -1;
     if (n_routing) log_info("rollouts: experts are those of the sampler (`routing`)");
     rollout_documents(&r->train, &r->rollouts, c->objective.mask_truncated);
+    if (!trains) run_cut_documents(&r->train, c->data.seq_len);
     log_info("rollouts: %lld rows, %lld with log-probabilities of the sampler", (long long)r->rollouts.n,
              (long long)r->rollouts.n_logprobs);
     return 0;

@@ -198,8 +198,10 @@ static int load_documents(struct run *r, struct err *err)
     if (!(r->train_files = hub_data(cfg->data.train, err))) return err_prefix(err, "data.train");
     if (run_open_arch(r, false, NULL, err) || run_open_tokenizer(r, &opt, cache, err)) return -1;
     if (!cfg->data.train[0]) return err_set(err, "data.train is not set: name the files to train on");
-    if (config_is_online(cfg) ? load_prompts(r, err) : dataset_load(&r->train, r->train_files, r->tok, &opt, err))
-        return err_prefix(err, "data.train");
+    const int rc = config_is_online(cfg)               ? load_prompts(r, err)
+                   : cfg->data.format == DATA_ROLLOUTS ? run_open_rollouts(r, err)
+                                                       : dataset_load(&r->train, r->train_files, r->tok, &opt, err);
+    if (rc) return err_prefix(err, "data.train");
     return cfg->data.eval[0] ? 0
                              : dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err);
 }
