@@ -192,6 +192,8 @@ MUTATIONS = [
      "generate_rows:check_sampler_bf16"),
     ("train/generate/check_sampler.c", "add(&k->replayed, s->n, nll, s->logprob, 1);", "",
      "generate_rows:check_sampler_bf16"),
+    ("kernels/ops/ops_proj.h", "p->w.n_exp > 1 ? MT_MIN(1, (double)read_experts(p, n_row) / (double)p->w.n_exp) : 1",
+     "1", "prof:test_expert_bytes"),
     ("train/generate/engine.c", "r->dev.steady_rows = true;", "r->dev.steady_rows = false;", "engine:any_order*"),
     ("train/generate/output_record.c", "if (strcmp(now, then)) changes_add", "if (0) changes_add",
      "generate_rows:continues_the_same_alone"),

@@ -164,7 +164,7 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     count_lora(dev, n_row, lora, w->n_in, lora->merged ? 0 : w->n_out);
     MOVES(dev, act, pre, xa, x, r->row_slot);
     moves_matrix(dev, up, n_row);
-    moves_lora(dev, up);
+    moves_lora(dev, up, n_row);
     RUN(0, moe_up_fwd, act, pre, xa, x, r, up, glu);
     round_act(dev, act);
     round_act(dev, pre);
@@ -197,7 +197,7 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
     count_lora(dev, n_row, lora, w->n_in, y.ndim && !lora->merged ? w->n_out : 0);
     MOVES(dev, y, ha, act);
     if (y.ndim) moves_matrix(dev, down, n_row);
-    moves_lora(dev, down);
+    moves_lora(dev, down, n_row);
     RUN(0, moe_down_fwd, y, ha, act, r, down);
     round_act(dev, y);
     if (lora->r) round_act(dev, ha);
@@ -249,7 +249,7 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     if (down->grad.a.ndim) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
     MOVES(dev, dpre, dgate, act, dout, pre, ha, r->gate, r->row_slot);
     moves_matrix(dev, down, n_row);
-    moves_grad(dev, down);
+    moves_grad(dev, down, n_row);
     RUN(0, moe_down_bwd, dpre, dgate, act, dout, pre, ha, r, down, glu);
     round_act(dev, dpre);
     if (!down->in.format.bits) round_act(dev, act);
@@ -272,7 +272,7 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, str
     MOVES(dev, dx, dpre, xa, r->row_slot);
     if (lora->r) MOVES(dev, x);
     moves_matrix(dev, up, n_row);
-    moves_grad(dev, up);
+    moves_grad(dev, up, n_row);
     RUN(0, moe_up_bwd, dx, dpre, x, xa, r, up);
     round_act(dev, dx);
 }

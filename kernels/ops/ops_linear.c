@@ -89,7 +89,7 @@ void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct
     count_dense_lora(dev, n_tok, lora, true, !lora->merged); /* x A^T; (x A^T) B^T */
     MOVES(dev, y, xa, x, proj->bias, res);
     moves_matrix(dev, proj, n_tok);
-    moves_lora(dev, proj);
+    moves_lora(dev, proj, n_tok);
     RUN(w->n_out, linear_fwd, y, xa, x, proj, res);
     round_act(dev, y);
     if (lora->r) round_act(dev, xa);
@@ -114,7 +114,7 @@ void op_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struc
     MOVES(dev, dx, dy, xa);
     if (lora->r) MOVES(dev, x);
     if (dx.ndim) moves_matrix(dev, proj, n_tok);
-    moves_grad(dev, proj);
+    moves_grad(dev, proj, n_tok);
     RUN(w->n_out, linear_bwd, dx, dy, x, xa, proj);
     round_act(dev, dx);
 }

@@ -53,7 +53,7 @@ static inline void moves_matrix(struct device *dev, const struct proj *p, int64_
     const struct weight *w = &p->w;
     const int64_t n_read = read_experts(p, n_row);
     const double decode = dev->op.decode, share = MT_MIN(1, (double)n_read / (double)w->n_exp);
-    if (choice_reads_packed(dev, p, n_row)) {
+    if (choice_reads_packed(dev, p, n_row) || choice_few_rows(dev, p, n_row)) {
         dev->op.bytes += share * (double)weight_bytes(w);
         return;
     }
@@ -70,25 +70,25 @@ static inline void moves_matrix(struct device *dev, const struct proj *p, int64_
 }
 
 /* The bytes that were counted since `before` belong to experts: only those with rows are read and written. */
-static inline void of_active(struct device *dev, const struct proj *p, double before)
+static inline void of_active(struct device *dev, const struct proj *p, int64_t n_row, double before)
 {
-    const double share = p->n_active ? (double)p->n_active / (double)p->w.n_exp : 1;
+    const double share = p->w.n_exp > 1 ? MT_MIN(1, (double)read_experts(p, n_row) / (double)p->w.n_exp) : 1;
     dev->op.bytes = before + share * (dev->op.bytes - before);
 }
 
 /* Counts the bytes of an adapter in a backward: factors read, gradients read and written. */
-static inline void moves_grad(struct device *dev, const struct proj *p)
+static inline void moves_grad(struct device *dev, const struct proj *p, int64_t n_row)
 {
     const double before = dev->op.bytes;
     if (p->lora.r) MOVES(dev, p->lora.a, p->lora.b, p->grad.a, p->grad.a, p->grad.b, p->grad.b);
-    of_active(dev, p, before);
+    of_active(dev, p, n_row, before);
 }
 
-static inline void moves_lora(struct device *dev, const struct proj *p)
+static inline void moves_lora(struct device *dev, const struct proj *p, int64_t n_row)
 {
     const double before = dev->op.bytes;
     if (p->lora.r) MOVES(dev, p->lora.a, p->lora.b);
-    of_active(dev, p, before);
+    of_active(dev, p, n_row, before);
 }
 
 #endif

@@ -76,6 +76,34 @@ static void test_rows(void **state)
     op_check_end(&dev);
 }
 
+/* Of 8 experts 2 rows read 2 at most, with their adapters. */
+static void test_expert_bytes(void **state)
+{
+    (void)state;
+    enum { E = 8, R = 8, IN = 64, OUT = 32, ROWS = 2 };
+    const int32_t idx[ROWS] = {1, 5}, slots[ROWS] = {0, 1}, offs[E + 1] = {0, 0, 1, 1, 1, 1, 2, 2, 2};
+    struct device dev;
+    struct prof p;
+    op_check_begin(&dev, false);
+    struct proj proj = {.w = make_weight(WF_BF16, 1, 0.3, E, OUT, IN)};
+    const struct route r = {.idx = tensor_2d(make_i32(idx, ROWS).data, DT_I32, ROWS, 1),
+                            .gate = make_random(dev.stat_dtype, 2, 1, ROWS, 1, -1),
+                            .offs = make_i32(offs, E + 1),
+                            .row_slot = make_i32(slots, ROWS),
+                            .slot_row = tensor_2d(make_i32(slots, ROWS).data, DT_I32, ROWS, 1)};
+    proj.lora = (struct lora){.r = R, .n_seg = 1, .scale = {1}, .seg_cols = {OUT}};
+    proj.lora.a = make_random(dev.act_dtype, 3, 1, E, R, IN);
+    proj.lora.b = make_random(dev.act_dtype, 4, 1, E, OUT, R);
+    prof_open(&p, &dev);
+    prof_begin(&p);
+    op_moe_down_fwd(&dev, make_empty(dev.act_dtype, ROWS, OUT, -1), make_empty(dev.act_dtype, ROWS, R, -1),
+                    make_random(dev.act_dtype, 5, 1, ROWS, IN, -1), &r, &proj);
+    prof_end(&p);
+    assert_close(p.rows[0].cost.bytes, 4 * ROWS * (OUT + R + IN) + ROWS * (2 * OUT * IN + 4 * R * (IN + OUT)), 0);
+    prof_close(&p);
+    op_check_end(&dev);
+}
+
 /* With more ops than PROF_RECORDS, the first ones are timed, and the number of the others is reported. */
 static void test_overflow(void **state)
 {
@@ -518,6 +546,7 @@ int test_prof(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_expert_bytes),
         cmocka_unit_test(test_floor),
         cmocka_unit_test(test_share),
         cmocka_unit_test(test_middle),
