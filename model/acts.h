@@ -132,8 +132,8 @@ struct compressed_acts {
  */
 struct moe_acts {
     struct route route;  /* T*J rows */
-    struct tensor share; /* [T, J] stat: the router's gates before their scales, which those of route include;
-                            absent without scales */
+    struct tensor share; /* [T, J] stat: the router's gates before gate_scale multiplies them; route.gate has the
+                            products. Absent without gate_scale */
     struct tensor router_in, drouter_in; /* [T, D] act: views that ffn_parallel.c and ffn_latent.c set; absent: the
                                             input of the experts. The router adds to drouter_in */
     struct tensor logits;         /* [T, E] stat; only when the router's backward or the auxiliary loss reads them */

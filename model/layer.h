@@ -27,7 +27,7 @@ struct block {
     bool core_saved;                 /* recomputation: the group CORE is there, and the mixer does not compute it */
     const struct layer_cache *cache; /* of this layer, in a pass with a cache; else NULL */
     bool decode;                     /* some sequence of the pass has tokens in the cache */
-    const int32_t *group_cu;         /* of struct model_batch */
+    const int32_t *group_cu;         /* group_cu of struct model_batch */
 
     /* used with expert parallelism only */
     struct comm *ep;

@@ -98,7 +98,7 @@ struct adapters {
                       The other ranks have A = 0 and B = 0, hence no gradient, and stay 0 (lora_routing.h) */
     float scale[LORA_TARGETS];        /* alpha_of/rank, or alpha_of/sqrt(rank) with rslora */
     bool asked[LORA_TARGETS];         /* in lora.targets */
-    bool target[LORA_TARGETS];        /* of them, those that a layer of lora.layers has */
+    bool target[LORA_TARGETS];        /* in lora.targets, and a layer of lora.layers has it */
     unsigned fused[LORA_TARGETS];     /* bits of the targets that share a product with this one */
     bool transposed;                  /* transformers stores the experts as [E, in, out]; used for PEFT files only */
     const struct tensor_names *names; /* the architecture's */
@@ -133,8 +133,8 @@ void adapters_layout(struct adapters *ad, const struct arch *a, int64_t multiple
 /* ZeRO-1: each rank of par.dp holds the moments of an equal part; n_flat is rounded up for it. Call it before
  * adapters_alloc. */
 void adapters_shard_moments(struct adapters *ad);
-/* Allocates the flat arrays on dev->state, zeroes them and sets the views; a dry run only counts the bytes. Only
- * attention adapters have dropout, as in PEFT. The caller sets dropout_key. */
+/* Allocates the flat arrays on dev->state, zeroes them and sets the views; a dry run only counts the bytes. Adapters of
+ * stacks have no dropout, as in PEFT. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
 /* adapters_alloc for inference: no gradients, no moments. */
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);

@@ -303,7 +303,8 @@ static void push_seqs(struct model *m, const struct model_batch *b)
     if (b->prefix) device_upload(m->dev, m->seqs.prefix.data, b->prefix, tensor_bytes(m->seqs.prefix));
 }
 
-/* Passes that decode have room for it, with and without adapters beside each other. */
+/* Uploads the adapter of each token in passes with several adapters. Every pass that decodes allocates the array, so
+ * that the plan counts it. */
 static void push_groups(struct model *m, const struct model_batch *b)
 {
     const int64_t n = m->pass.cache && m->pass.decode ? b->n_tok : 0;

@@ -211,7 +211,7 @@ struct stored_rows {
     bool ffn;               /* of a feed-forward network */
     bool plain;             /* model.quantize_attention does not pack it, and FP8 is decoded to bf16 */
     bool unpacked;          /* model.quantize_attention does not pack it; FP8 keeps its bytes */
-    struct row_order order; /* of the one part, which has no bias */
+    struct row_order order; /* row order of a single part without bias */
 };
 int weights_rows(struct weights_read *f, struct proj *p, const struct stored_rows *r, bool biased) MT_CHECK;
 /* The two matrices of every expert that this rank holds, in any layout that a checkpoint may have; packed or decoded as

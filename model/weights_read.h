@@ -23,7 +23,7 @@ struct weights_read {
     bool checked;            /* weights_options */
     struct quantizer quantizer;
     bool described; /* weights.experts describes routed experts */
-    bool warned;    /* of a magnitude */
+    bool warned;    /* a warning about a very large value was given */
     struct weights *w;
 };
 

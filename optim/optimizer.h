@@ -55,7 +55,7 @@ struct host_update {
     bool *copied, *pending; /* [n_layer] the layer's gradients of this pass are copied to the host; its update for the
                                noted step is still to be made */
     double *ms;             /* [1] the time of all updates so far */
-    int grad_ticket, working_ticket; /* of the copies of both */
+    int grad_ticket, working_ticket; /* of the copies of gradients to the host, and of working copies to the device */
 };
 
 struct optimizer {

@@ -195,7 +195,7 @@ static int read_sizes(struct arch *a, struct json root, struct err *err)
     return 0;
 }
 
-/* Values that change the mathematics and have one that is supported. */
+/* Refuses keys that change the mathematics if they do not have their one supported value. */
 static int refuse_variants(struct json root, struct err *err)
 {
     static const struct {

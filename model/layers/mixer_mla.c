@@ -267,7 +267,7 @@ static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
     struct arena *work = &dev->work;
     const struct arch *a = b->a;
     const struct mla_shape shape = shape_of(a);
-    struct attn_shape one = attention_of(b); /* of all heads to the latents */
+    struct attn_shape one = attention_of(b); /* all heads attend to the one latent per token, as their key */
     const int64_t n_tok = s->x.shape[0], mark = arena_mark(work);
     const struct tensor q = project(b, s);
     const struct tensor wide = arena_tensor_2d(work, dev->act_dtype, n_tok, n_head(a) * kv_cols(a));

@@ -67,7 +67,7 @@ struct stored {
     int (*find_stack)(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp, struct err *err);
     /* Refuses scales that are finite, but that no quantiser writes; NULL: all are allowed. */
     int (*check)(const struct source *s, struct err *err);
-    /* Writes the plane of s where its bytes are not those of a tensor (source_copy); NULL: there is none. */
+    /* Computes a plane of s whose bytes are not those of a tensor (source_copy); NULL: there is no such plane. */
     void (*copy)(const struct source *s, int plane, char *out, int n_threads);
     /* No decoded value has a larger magnitude; NaN or infinite if that is unknown. NULL: without scales. */
     float (*bound)(const struct source *s);

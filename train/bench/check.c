@@ -491,7 +491,8 @@ static void larger_error(float *near, const float *other, const float *want, int
     if (error_of(other, want, n) > error_of(near, want, n)) memcpy(near, other, (size_t)n * sizeof(*near));
 }
 
-/* Each quantity of the first run of the CPU becomes that of another run where the other's error is larger. */
+/* Keeps of each quantity the run with the larger error: copies those of `other` over the first run's where their error
+ * is larger. */
 static void keep_larger(struct check *k, const struct capture *other)
 {
     const struct adapters *layout = adapters_logical(&k->plan);

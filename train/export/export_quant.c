@@ -17,7 +17,8 @@ bool export_quant_has(enum export_format to, const struct fakequant *f)
     if (!f->bits) return false;
     switch (to) {
     case EXPORT_MERGED_MXFP4: return f->kind == FQ_MXFP4;
-    case EXPORT_MERGED_NVFP4: return f->kind == FQ_NVFP4 && f->rule != FQ_KERNEL; /* whose values no file decodes to */
+    case EXPORT_MERGED_NVFP4:
+        return f->kind == FQ_NVFP4 && f->rule != FQ_KERNEL; /* FQ_KERNEL has values to which no file decodes */
     case EXPORT_MERGED_FP8: return f->kind == FQ_FP8 || f->kind == FQ_FP8_STORED;
     case EXPORT_PEFT:
     case EXPORT_VLLM:

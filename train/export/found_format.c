@@ -8,7 +8,7 @@
 #include "data/json/json.h"
 #include "model/stored/stored.h"
 
-/* The narrowest format of any tensor: beside its experts a checkpoint has wider ones. */
+/* The narrowest format of any tensor, which is that of the experts: other tensors are in wider formats. */
 static enum export_format merged_format(const struct safetensors *st)
 {
     bool nvfp4 = false, mxfp4 = false, fp8 = false;

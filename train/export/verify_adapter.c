@@ -249,7 +249,7 @@ static int64_t count_wrong(const struct cpu_adapter *trained, const struct lora_
     int64_t wrong = 0;
     const int64_t r = read->ad.rank[p->target];
     const int64_t n_row = p->is_b ? p->rows : r,
-                  n_col = p->is_b && !p->is_m ? r : p->cols; /* of the trained adapter, of the export */
+                  n_col = p->is_b && !p->is_m ? r : p->cols; /* sizes in the export; `want` may have fewer ranks */
     const float factor = want && p->is_b && !p->is_m ? cpu_adapter_factor(&trained->ad, &read->ad, p->target) : 1;
     for (int64_t row = 0; row < n_row; row++)
         for (int64_t col = 0; col < n_col; col++) {

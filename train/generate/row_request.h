@@ -12,7 +12,7 @@ struct row_defaults {
     int64_t n, seed;
 };
 
-int64_t row_request_seed(const struct row_defaults *d, int64_t number); /* of such a row */
+int64_t row_request_seed(const struct row_defaults *d, int64_t number); /* seed of a row without one */
 
 struct row_request {
     struct prompt prompt;

@@ -158,7 +158,7 @@ static void add_kv_b(struct gguf_items *list, const struct arch *a, struct gguf_
     add_rows(list, item, "attn_v_b", false);
 }
 
-/* Also of matrices whose adapters llama.cpp does not apply. */
+/* llama.cpp's name of a target's matrix, also where llama.cpp would not apply an adapter of it. */
 static const char *matrix_name(const struct arch *a, enum lora_target t)
 {
     switch (t) {

@@ -159,7 +159,8 @@ static void put_value(struct text_buf *to, struct part key, struct part value, s
     mem_free(copy);
 }
 
-/* A value without quotes: JSON unless it is a string by its schema, or not JSON. */
+/* Appends a value that is written without quotes: as a string if the schema says so or if it is not JSON, else as
+ * JSON. */
 static void put_argument(struct text_buf *to, const struct message_input *in, struct part name, struct part key,
                          struct part value)
 {

@@ -11,8 +11,8 @@ static const struct machine measured = {
     .roofs = {.flops = 400e12, .bytes = 3e12},
     .link = 50e9 / SLOWER, /* an H200 copies 50e9 */
     .group_link = 50e9,
-    .host = 120e9 / SLOWER,  /* beside an H100 */
-    .thread = 15e9 / SLOWER, /* there */
+    .host = 120e9 / SLOWER,  /* measured on the host of an H100 */
+    .thread = 15e9 / SLOWER, /* on the same host */
     /* A forward pass is estimated at 1.2 times that of an H200, so copies beside it are too, instead of SLOWER times.
      * Copies out slow the link, on an H200 from 50 to 41 GB/s: out_share. */
     .forward_link = 1.2 / SLOWER,

@@ -16,7 +16,7 @@ struct step_metrics {
     int64_t step, total_steps; /* optimizer steps */
     double loss, smooth_loss, grad_norm, lr;
     int64_t tokens;               /* processed in this step */
-    int64_t labels;               /* of them with loss */
+    int64_t labels;               /* tokens of this step that have loss */
     double ms;                    /* wall time of the step */
     double roof;                  /* share of the device's peak, 0 to 1; 0: unknown */
     int64_t mem_bytes;            /* peak resident (CPU) or device memory */

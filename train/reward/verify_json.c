@@ -17,7 +17,8 @@ static bool is_finite(struct json j)
     return true;
 }
 
-/* Without a line of ``` or ```json before it, and ``` after it. */
+/* The text without a code fence: a first line that begins with ```, and ``` at the end. Without a fence, the whole
+ * text. */
 static struct verify_text without_fence(struct verify_text t)
 {
     text_trim(&t.text, &t.size);

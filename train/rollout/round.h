@@ -19,7 +19,7 @@ struct round_options {
     int64_t n_sample;            /* completions of a prompt */
     int64_t step;                /* for rewards and messages */
     struct journal *journal;     /* NULL: none */
-    const char *key;             /* of the batch, in lines */
+    const char *key;             /* the batch's key in lines of the journal */
     bool (*stop)(void);
     bool episodes;                   /* an environment answers turns */
     struct environment *environment; /* of the first rank of an expert-parallel group */

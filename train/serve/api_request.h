@@ -13,7 +13,7 @@ struct api_form {
     bool chat, stream, usage; /* usage: a last chunk with it */
     bool logprobs, echo;
     struct message_input in; /* how the answer is parsed */
-    struct json_doc *row;    /* of in.tools */
+    struct json_doc *row;    /* the document that in.tools is in */
     char *model;             /* as the request names it, or the base model's name */
     int64_t n_top;           /* logprobs of likeliest tokens */
     int64_t created;         /* Unix time */

@@ -104,7 +104,7 @@ int archive_recover(const char *dir, struct err *err)
     return 0;
 }
 
-/* The entries go back, where their names are free. rc: 0, or -1 for an error that err has. */
+/* Moves the entries back whose names are free in dir, and returns rc: 0, or -1 for the error in err. */
 static int undo(const char *dir, int rc, struct err *err)
 {
     struct err back = {.msg = ""};

@@ -101,7 +101,8 @@ static int find_order(const struct quant *q, struct item *item, struct err *err)
     return 0;
 }
 
-/* The sizes of a tensor with elements fit: the reader checked it. Without elements, the others may have any size. */
+/* Sets item->n_exp, the product of the axes before the matrix. If the tensor has elements, the reader has checked that
+ * it does not overflow. If not, the other axes may have any size; --pack allows up to EMPTY. */
 static int count_experts(const struct quant *q, struct item *item, struct err *err)
 {
     const struct st_tensor *t = item->t;
@@ -443,7 +444,7 @@ static int check_space(const struct quant *q, struct err *err)
     return file_check_space(dir, bytes, err);
 }
 
-/* The writer's temporary file would replace one that the user has. */
+/* An error if the writer's temporary file would replace a file of the user. */
 static int check_names(const struct quant_options *o, struct err *err)
 {
     char tmp[MT_PATH];

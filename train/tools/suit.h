@@ -37,7 +37,7 @@ struct suit {
     int n_change; /* what had to change for the plan to fit, in words */
     const char *changes[SUIT_CHANGES];
     bool fits;
-    struct err why; /* that it does not */
+    struct err why; /* why it does not fit */
 };
 /* cfg: model.path, and what the user has chosen; with data.train also the values of `choice` and the number of steps
  * follow. Error: not that it does not fit. */

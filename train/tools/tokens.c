@@ -86,7 +86,7 @@ static void put_token(struct tokens *t, const struct tokenizer *tok, int32_t id,
 
 /* ---- a micro-batch ---- */
 
-/* What a document is of its pair, or its label; "" of other documents. */
+/* How a document is described: the side of its pair that it is, or its label; "" for other documents. */
 struct side {
     bool pairs;
     char name[16], shared[64], json[80];
