@@ -9,6 +9,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "tests/process.h"
+#include "train/generate/later_rows.h"
 
 static char in[MT_PATH], out[MT_PATH], text[1 << 18];
 
@@ -425,6 +426,64 @@ static void interrupted(void **state)
     }
 }
 
+/* The rows that an interrupted run kept for later are written in their place, and not computed again. */
+static void keeps_later_rows(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    char later[MT_PATH];
+    static char whole[sizeof(text)];
+    struct text_buf lines[4] = {{0}}, file = {0};
+    struct later_rows l;
+    struct err err = {.msg = ""};
+    int64_t n, at = 0;
+    write_rows("{\"prompt\": \"a\"}\n{\"prompt\": \"b\", \"n\": 2, \"temperature\": 1}\n{\"prompt\": \"c\"}\n");
+    snprintf(later, sizeof(later), "%s.later.jsonl", out);
+    const char *const words[] = {"generate", config, "--base", "--input", in, "--output", out, "--tokens", "4", NULL};
+    if (process_run(words)) fail_msg("%s", said.err);
+    process_read(out, whole, sizeof(whole));
+    for (int i = 0; i < 4; i++) {
+        const int64_t size = (int64_t)strcspn(whole + at, "\n") + 1;
+        text_put_bytes(&lines[i], whole + at, size);
+        at += size;
+    }
+    later_rows_put(&file, 1, &lines[1], 2);
+    later_rows_put(&file, 2, &lines[3], 1);
+    assert_int_equal(file_write_atomic(later, file.text, file.size, &err), 0);
+    file.size = 0;
+    assert_int_equal(later_rows_open(&l, out, &err), 0);
+    assert_int_equal(json_count(later_rows_take(&l, 0)), 0);
+    assert_int_equal(json_count(later_rows_take(&l, 1)), 2);
+    assert_int_equal(later_rows_write(&l, &file, 0, &n, &err), 0); /* row 2 remains */
+    assert_int_equal(n, 1);
+    later_rows_close(&l);
+    file.size = 0;
+    later_rows_put(&file, 1, &lines[1], 2);
+    process_read(later, text, sizeof(text));
+    text_put(&file, text);
+    char *stop = strstr(file.text, "\\\"stop\\\": null"); /* an answer that no run gives shows where it is from */
+    assert_non_null(stop);
+    memcpy(stop + 10, "true", 4);
+    assert_int_equal(file_write_atomic(later, file.text, file.size, &err), 0);
+    assert_int_equal(truncate(out, 0), 0);
+    if (process_run(words)) fail_msg("%s", said.err);
+    assert_says(said.err, ".later.jsonl has 2 complete rows");
+    assert_false(file_exists(later));
+    process_read(out, text, sizeof(text));
+    stop = strstr(text, "\"stop\": true");
+    assert_non_null(stop);
+    memcpy(stop + 8, "null", 4);
+    assert_string_equal(text, whole);
+    char *ids = strstr(file.text, "prompt_ids");
+    memcpy(ids, "prompt_idx", 10);
+    assert_int_equal(file_write_atomic(later, file.text, file.size, &err), 0);
+    assert_int_equal(truncate(out, 0), 0);
+    assert_int_equal(process_run(words), 1);
+    assert_says(said.err, "its answers of row 1 are not those of ");
+    for (int i = 0; i < 4; i++) text_free(&lines[i]);
+    text_free(&file);
+}
+
 static void check_sampler(void **state)
 {
     (void)state;
@@ -465,6 +524,7 @@ int test_generate_rows(void)
         cmocka_unit_test(rollouts),
         cmocka_unit_test(keeps_foreign_files),
         cmocka_unit_test(refuses),
+        cmocka_unit_test(keeps_later_rows),
         cmocka_unit_test(check_sampler),
         cmocka_unit_test(check_sampler_bf16),
         cmocka_unit_test(continues_the_same_alone),

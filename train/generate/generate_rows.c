@@ -12,6 +12,7 @@
 #include "data/file/file.h"
 #include "data/rows.h"
 #include "train/generate/engine_work.h"
+#include "train/generate/later_rows.h"
 #include "train/generate/output_record.h"
 #include "train/generate/row_answer.h"
 #include "train/state/stop.h"
@@ -46,6 +47,7 @@ struct generate_rows {
     bool told_unused, told_role, told_equal;
     enum row_format format;
     struct output_record record;
+    struct later_rows later;
     int fd;
     struct row_state *first, *last;
     int64_t n_state;
@@ -243,7 +245,7 @@ static int match_output(struct generate_rows *g, struct line_reader *out, int64_
 /* Compares an output that exists with its record and the rows. */
 static int check_output(struct generate_rows *g, int64_t *keep, struct err *err)
 {
-    const bool known = g->record.saved && file_size(g->o->output);
+    const bool known = g->record.saved && (file_size(g->o->output) || g->later.n);
     struct line_reader *out = NULL;
     if (known && output_record_check_settings(&g->record, g->o->output, err)) return -1;
     int rc = (out = line_reader_open(g->o->output, err)) && (g->reader = line_reader_open(g->o->input, err)) ? 0 : -1;
@@ -253,7 +255,7 @@ static int check_output(struct generate_rows *g, int64_t *keep, struct err *err)
     g->reader = NULL;
     g->number = 0;
     if (!rc && known) rc = output_record_check_rows(&g->record, g->o, err);
-    if (!rc && *keep && !known)
+    if (!rc && (*keep || g->later.n) && !known)
         rc = err_set(err, "%s is missing: what the answers in %s were made with is unknown; name another --output",
                      g->record.path, g->o->output);
     return rc;
@@ -266,7 +268,10 @@ static int open_output(struct generate_rows *g, struct err *err)
     if (!old && file_check_new(g->o->output, err)) return -1;
     g->fd = file_open_own(g->o->output, O_RDWR, err);
     if (g->fd < 0 || check_own(g, err) || check_magic(g, err)) return -1;
-    if (old && check_output(g, &keep, err)) return -1;
+    if (later_rows_open(&g->later, g->o->output, err)) return -1;
+    if (g->later.n)
+        log_info("%s has %lld complete row%s", g->later.path, (long long)g->later.n, str_plural(g->later.n));
+    if ((old || g->later.n) && check_output(g, &keep, err)) return -1;
     if (output_record_write(&g->record, g->o->input, err)) return -1;
     if (ftruncate(g->fd, keep) || lseek(g->fd, keep, SEEK_SET) < 0)
         return err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno));
@@ -296,6 +301,28 @@ static void free_row(struct row_state *row)
     mem_free(row);
 }
 
+/* The samples of a row that an earlier run completed, without the engine. */
+static int restore(struct generate_rows *g, struct row_state *row, const struct row_request *r, struct json samples,
+                   struct err *err)
+{
+    int rc = json_count(samples) == row->n ? 0 : -1;
+    for (int64_t i = 0; i < row->n && !rc; i++, row->n_done++) {
+        const char *line;
+        int64_t size;
+        struct json_doc *doc = NULL;
+        if (json_str(json_at(samples, i), &line, &size, err) || size < 1 || line[size - 1] != '\n' ||
+            !(doc = json_parse_row(line, size - 1, JSON_ROW_VALUES, "", err)) ||
+            check_line(g, r, i, json_root(doc), g->later.path, err))
+            rc = -1;
+        else
+            text_put_bytes(&row->lines[i], line, size);
+        json_free(doc);
+    }
+    if (!rc) return 0;
+    return err_set(err, "%s: its answers of row %lld are not those of %s: delete this file", g->later.path,
+                   (long long)row->number, g->o->input);
+}
+
 static int add_row(struct generate_rows *g, struct row_request *r, const char *name, struct err *err)
 {
     struct row_state *row = mem_array(1, sizeof(*row));
@@ -314,6 +341,8 @@ static int add_row(struct generate_rows *g, struct row_request *r, const char *n
         g->first = row;
     g->last = row;
     g->n_state++;
+    const struct json samples = later_rows_take(&g->later, row->number);
+    if (json_count(samples)) return restore(g, row, r, samples, err);
     return engine_add(g->engine, &r->q, err) < 0 ? err_prefix(err, "%s", name) : 0;
 }
 
@@ -370,8 +399,25 @@ static int sync_output(const struct generate_rows *g, struct err *err)
     return fsync(g->fd) ? err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno)) : 0;
 }
 
+/* Complete rows behind one that is not. */
+static int keep_later(const struct generate_rows *g, struct err *err)
+{
+    struct text_buf lines = {0};
+    int64_t n_line = 0, n;
+    for (const struct row_state *row = g->first; row; row = row->next) {
+        if (row->n_done < row->n || row->failed) continue;
+        later_rows_put(&lines, row->number, row->lines, row->n);
+        n_line++;
+    }
+    const int rc = later_rows_write(&g->later, &lines, n_line, &n, err);
+    text_free(&lines);
+    if (!rc && n) log_info("%s keeps %lld more row%s", g->later.path, (long long)n, str_plural(n));
+    return rc;
+}
+
 static int end_early(const struct generate_rows *g, struct err *err)
 {
+    if (keep_later(g, err)) return -1;
     log_info("interrupted: %s has %lld of %lld rows; run the same command to continue", g->o->output,
              (long long)g->n_known, (long long)g->n_row);
     return sync_output(g, err) ? -1 : EXIT_SIGNAL;
@@ -396,7 +442,7 @@ static int answer_all(struct generate_rows *g, struct err *err)
     if (g->filtered)
         log_info("filters kept at least %.3g of the probability of each token; sampling_logprobs are among those kept",
                  engine_stats(g->engine).kept_share);
-    return sync_output(g, err);
+    return sync_output(g, err) || keep_later(g, err) ? -1 : 0;
 }
 
 /* ---- opening ---- */
@@ -432,6 +478,7 @@ int generate_rows(struct run *r, const struct generate_options *o, struct config
     }
     if (g.reader) line_reader_close(g.reader);
     output_record_close(&g.record);
+    later_rows_close(&g.later);
     if (g.fd >= 0 && close(g.fd) && rc >= 0) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
     return rc;
 }
