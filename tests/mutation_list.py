@@ -293,6 +293,7 @@ MUTATIONS = [
     ("train/reward/rewards.c", "if (stop && stop()) return 1;", "", "online_runs:stopped*"),
     ("train/rollout/round.c", ".first = i,", ".first = 0,", "online:interrupted"),
     ("train/reward/verify_schema.c", "s->steps = (int64_t)SCHEMA_STEPS + 1;", "", "verify_schema:hostile"),
+    ("data/rollout/rollouts.c", "r->named.of[k][i] = NAN;", ";", "rollouts"),
     ("train/reward/verify_schema.c", "!= 1) return false;", "< 1) return false;", "verify_schema:keywords"),
     ("train/reward/verify_schema.c", "(text[i] & 0xc0) != 0x80", "1", "verify_schema:keywords"),
     ("train/rollout/episode.c", "e->mask[i] = 0;", "e->mask[i] = 1;", "online_turns:offline"),

@@ -151,12 +151,33 @@ static int read_row(struct rollout *out, struct row_arrays *a, struct json row, 
     return 0;
 }
 
+/* "rewards": {NAME: a number or null}, of the last row. */
+static int read_rewards(struct rollouts *r, struct json row, struct err *err)
+{
+    const struct json rewards = json_find(row, "rewards");
+    const char *name;
+    struct json value;
+    double v;
+    struct err why;
+    if (!json_given(rewards)) return 0;
+    if (json_type(rewards) != JSON_OBJECT) return json_error(rewards, err, "must be an object of numbers");
+    for (int64_t i = 0; json_member(rewards, i, &name, &value); i++) {
+        const enum json_type t = json_type(value);
+        if (t != JSON_NULL && t != JSON_INT && t != JSON_REAL)
+            return json_error(value, err, "must be a finite number or null");
+        if (read_number(value, &v, err)) return -1;
+        if (rollouts_add_reward(r, name, v, &why)) return json_error(row, err, "%s", why.msg);
+    }
+    return 0;
+}
+
 int rollout_row_add(struct rollouts *r, struct json row, const struct rollout_options *opt, struct err *err)
 {
     struct row_arrays a = {.prompt = NULL};
     struct rollout one = {.n_prompt = 0};
-    const int rc = read_row(&one, &a, row, opt, err);
+    int rc = read_row(&one, &a, row, opt, err);
     if (!rc) rollouts_add(r, &one);
+    if (!rc) rc = read_rewards(r, row, err);
     arrays_free(&a);
     return rc;
 }

@@ -19,6 +19,7 @@ struct rollout_options {
 /* One row, an object; other keys are not read:
  * - prompt_ids, completion_ids: lists of ids, not empty
  * - reward: a number or null; group: an integer
+ * - rewards: an object of numbers or null by name, at most ROLLOUT_REWARDS names in all rows; may be null or missing
  * - logprobs: a number or null per completion token; the list may be null or missing
  * - mask: 0 or 1 per completion token; missing: all 1
  * - routing: the experts of the sampler (routing_text.h); missing: unknown. r->n_routing is n_layer * n_top

@@ -2,6 +2,7 @@
 #include "data/rollout/rollouts.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static int64_t routing_count(const struct rollouts *r, int64_t n_prompt, int64_t n)
@@ -22,6 +23,8 @@ static void reserve(struct rollouts *r, int64_t n_prompt, int64_t n_tok)
         r->group = mem_grow(r->group, r->cap, cap, sizeof(*r->group));
         r->truncated = mem_grow(r->truncated, r->cap, cap, sizeof(*r->truncated));
         r->routing = mem_grow(r->routing, r->cap, cap, sizeof(*r->routing));
+        for (int64_t k = 0; k < r->named.n; k++)
+            r->named.of[k] = mem_grow(r->named.of[k], r->cap, cap, sizeof(*r->named.of[k]));
         r->cap = cap;
     }
     r->prompt_ids = mem_reserve(r->prompt_ids, &r->cap_prompt, r->n_prompt_tok + n_prompt, sizeof(*r->prompt_ids));
@@ -48,6 +51,7 @@ void rollouts_add(struct rollouts *r, const struct rollout *row)
     }
     r->n_logprobs += row->logprobs != NULL;
     r->reward[i] = row->reward;
+    for (int64_t k = 0; k < r->named.n; k++) r->named.of[k][i] = NAN;
     r->group[i] = row->group;
     r->truncated[i] = row->truncated;
     r->routing[i] = NULL;
@@ -61,6 +65,25 @@ void rollouts_add(struct rollouts *r, const struct rollout *row)
     r->n++;
     r->prompt_off[r->n] = r->n_prompt_tok;
     r->off[r->n] = r->n_tok;
+}
+
+int rollouts_add_reward(struct rollouts *r, const char *name, double value, struct err *err)
+{
+    struct rollout_rewards *named = &r->named;
+    int64_t k = 0;
+    while (k < named->n && strcmp(named->names[k], name)) k++;
+    if (!*name || strlen(name) >= ROLLOUT_REWARD_NAME)
+        return err_set(err, "`rewards`: the name \"%.60s\" is empty or has more than %d bytes", name,
+                       ROLLOUT_REWARD_NAME - 1);
+    if (k == ROLLOUT_REWARDS) return err_set(err, "`rewards`: the rows have more than %d names", ROLLOUT_REWARDS);
+    if (k == named->n) {
+        snprintf(named->names[k], ROLLOUT_REWARD_NAME, "%s", name);
+        named->of[k] = mem_array(r->cap, sizeof(*named->of[k]));
+        for (int64_t i = 0; i < r->n; i++) named->of[k][i] = NAN;
+        named->n++;
+    }
+    named->of[k][r->n - 1] = value;
+    return 0;
 }
 
 struct rollout rollouts_row(const struct rollouts *r, int64_t i)
@@ -132,6 +155,7 @@ void rollouts_clear(struct rollouts *r)
 void rollouts_free(struct rollouts *r)
 {
     rollouts_clear(r);
+    for (int64_t k = 0; k < r->named.n; k++) mem_free(r->named.of[k]);
     mem_free(r->prompt_off);
     mem_free(r->off);
     mem_free(r->prompt_ids);

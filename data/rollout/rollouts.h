@@ -17,6 +17,13 @@ struct rollout {
     bool truncated;                 /* it stops without an end token */
     const uint16_t *routing;        /* [n_prompt + n_completion - 1, n_routing] the sampler's experts; NULL: none */
 };
+/* Rewards by name, which say what a row's reward is made of; only for the log. */
+enum { ROLLOUT_REWARDS = 16, ROLLOUT_REWARD_NAME = 40 };
+struct rollout_rewards {
+    int64_t n;
+    char names[ROLLOUT_REWARDS][ROLLOUT_REWARD_NAME];
+    double *of[ROLLOUT_REWARDS]; /* [rollouts.n] of each name; NaN: null */
+};
 /* Rows in order; the rows of a group are adjacent. Zeroed is valid. */
 struct rollouts {
     int64_t n, n_prompt_tok, n_tok; /* rows; tokens of all prompts; of all completions */
@@ -31,11 +38,14 @@ struct rollouts {
     int64_t *group;                 /* [n] */
     uint8_t *truncated;             /* [n] */
     uint16_t **routing;             /* [n] owned; NULL where the row has none */
+    struct rollout_rewards named;
     int64_t cap, cap_prompt, cap_tok;
 };
 
 /* Appends a copy of the row. */
 void rollouts_add(struct rollouts *r, const struct rollout *row);
+/* A named reward of the last row; NaN: null. */
+int rollouts_add_reward(struct rollouts *r, const char *name, double value, struct err *err) MT_CHECK;
 /* Row i; points into r, until r changes. */
 struct rollout rollouts_row(const struct rollouts *r, int64_t i);
 /* Whether rows are whole groups of n_group adjacent rows; the error names the first group that is not. */

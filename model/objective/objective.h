@@ -8,7 +8,7 @@ struct model;
 struct model_batch;
 struct model_sums;
 
-enum { OBJECTIVE_PARTS = 48, OBJECTIVE_LINE = 2 };
+enum { OBJECTIVE_PARTS = 80, OBJECTIVE_LINE = 2 };
 
 /* What a step or an evaluation logs beside the loss: parts of it, rewards. */
 struct objective_means {

@@ -27,9 +27,14 @@ static void reads_rows(void **state)
 {
     (void)state;
     struct rollouts r;
-    load(&r, ROW("") ROW(", \"logprobs\": [-0.5, null, -2], \"mask\": [1, 0, true]")
-                 ROW(", \"logprobs\": null, \"finish_reason\": \"length\", \"text\": \"x\", \"rewards\": {\"a\": "
-                     "1}") "{\"prompt_ids\": [7], \"completion_ids\": [8], \"reward\": null, \"group\": -1}\n");
+    load(&r, ROW("") ROW(", \"logprobs\": [-0.5, null, -2], \"mask\": [1, 0, true]") ROW(
+                 ", \"logprobs\": null, \"finish_reason\": \"length\", \"text\": \"x\", \"rewards\": {\"a\": "
+                 "1, \"b\": null}") "{\"prompt_ids\": [7], \"completion_ids\": [8], \"reward\": null, \"group\": -1, "
+                                    "\"rewards\": {\"c\": -2}}\n");
+    assert_int_equal(r.named.n, 3);
+    assert_string_equal(r.named.names[2], "c");
+    assert_true(isnan(r.named.of[0][0]) && r.named.of[0][2] == 1 && isnan(r.named.of[0][3]));
+    assert_true(isnan(r.named.of[1][2]) && isnan(r.named.of[2][2]) && r.named.of[2][3] == -2);
     assert_int_equal(r.n, 4);
     assert_int_equal(r.n_logprobs, 1);
     struct rollout row = rollouts_row(&r, 1);
@@ -59,6 +64,10 @@ static void refuses_rows(void **state)
         {ROW_OF("[1]", "[1]", ", \"reward\": \"x\", \"group\": 0"), "reward"},
         {ROW_OF("[1]", "[1]", ", \"reward\": NaN, \"group\": 0"), "finite number or null"},
         {ROW_OF("[1]", "[1]", ", \"reward\": Infinity, \"group\": 0"), "finite number or null"},
+        {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"rewards\": [1]"), "`rewards`: must be an object"},
+        {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"rewards\": {\"a\": \"1\"}"), "`rewards.a`: must be"},
+        {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"rewards\": {\"a\": NaN}"), "`rewards.a`: must be"},
+        {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"rewards\": {\"\": 1}"), "is empty"},
         {ROW_OF("[1]", "[1]", ", \"reward\": 1"), "group"},
         {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0.5"), "group"},
         {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"logprobs\": [-1, -1]"), "has 2 entries"},

@@ -182,6 +182,25 @@ static void expert_parallel(void **state)
     assert_same_output(one, two, "rollouts/step-000001.jsonl");
 }
 
+static double number_of(const char *config, const char *event, const char *key)
+{
+    static char text[TEXT];
+    char start[64];
+    double value = -1;
+    struct err err;
+    snprintf(start, sizeof(start), "{\"event\":\"%s\"", event);
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (strncmp(line, start, strlen(start)) != 0) continue;
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "metrics", &err);
+        if (!doc || json_get_f64(json_root(doc), key, &value, &err)) fail_msg("%s", err.msg);
+        json_free(doc);
+        return value;
+    }
+    fail_msg("no event");
+    return value;
+}
+
 /* A step over the recorded rows of a batch is the online step: messages carry no loss in both. */
 static void offline(void **state)
 {
@@ -193,24 +212,9 @@ static void offline(void **state)
                  "data.eval=", "--set", "eval.every=0")))
         fail_msg("%s", said.err);
     assert_says(said.err, "environment.command has no effect");
+    assert_true(fabs(number_of(online, "rollouts", "rewards/game/mean") -
+                     number_of(recorded, "step", "rewards/game/mean")) < 1e-9);
     assert_true(adapter_error(online, recorded) < 1e-4);
-}
-
-static double number_of(const char *config, const char *key)
-{
-    static char text[TEXT];
-    double value = -1;
-    struct err err;
-    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
-        if (strncmp(line, "{\"event\":\"rollouts\"", 19) != 0) continue;
-        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "metrics", &err);
-        if (!doc || json_get_f64(json_root(doc), key, &value, &err)) fail_msg("%s", err.msg);
-        json_free(doc);
-        return value;
-    }
-    fail_msg("no event");
-    return value;
 }
 
 /* Programs whose episodes end by a limit, or by their failure. */
@@ -233,7 +237,7 @@ static void limits(void **state)
         if (RUN(SETS(config, "--set", cases[i].sets, "--set", "train.steps=1", "--set", "data.eval=", "--set",
                      "eval.every=0")))
             fail_msg("%s: %s", cases[i].mode, said.err);
-        const double value = number_of(config, cases[i].key);
+        const double value = number_of(config, "rollouts", cases[i].key);
         if (value < cases[i].least || value > cases[i].most)
             fail_msg("%s: %s = %g", cases[i].mode, cases[i].key, value);
     }

@@ -2,6 +2,7 @@
 #include "train/policy/generation.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -197,6 +198,19 @@ static void advantages_of(struct generation *g, const struct policy_settings *s,
     mem_free(reward);
 }
 
+static void count_rewards(struct generation *g, const struct rollouts *rows)
+{
+    g->stats.n_named = rows->named.n;
+    for (int64_t k = 0; k < rows->named.n; k++) {
+        const struct moments m = moments_of(rows->named.of[k] + g->first, g->n, 1);
+        struct generation_reward *to = &g->stats.named[k];
+        snprintf(to->mean_name, sizeof(to->mean_name), "rewards/%s/mean", rows->named.names[k]);
+        snprintf(to->std_name, sizeof(to->std_name), "rewards/%s/std", rows->named.names[k]);
+        to->mean = m.mean;
+        to->std = m.std;
+    }
+}
+
 static void count_lengths(struct generation *g, const struct rollouts *rows)
 {
     struct spread all = {0}, ended = {0};
@@ -246,6 +260,7 @@ static void complete(struct generation *g, const struct config *c, const struct 
     mem_free(sampler);
     advantages_of(g, &s, rows);
     count_lengths(g, rows);
+    count_rewards(g, rows);
 }
 
 static float *copy_of(const float *values, int64_t n)

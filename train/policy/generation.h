@@ -17,7 +17,12 @@ struct generation_stats {
     double truncated;  /* share of rows without an end token */
     double n_token;    /* of prompts and completions in all generations so far; the caller sets it */
     double reward_kl;  /* RLOO: mean of lp_old - lp_reference over tokens; NaN: no KL */
-    bool corrected;    /* rows have weights that correct for the sampler; the members below are set only then */
+    struct generation_reward {
+        char mean_name[64], std_name[64]; /* rewards/NAME/mean, std */
+        double mean, std;
+    } named[ROLLOUT_REWARDS]; /* [n_named] of rows that have rewards by name */
+    int64_t n_named;
+    bool corrected; /* rows have weights that correct for the sampler; the members below are set only then */
     double weight[3], difference[2]; /* min, mean, max after cap and floor; mean, max of |lp_old - lp_sampler| */
 };
 /* Rows first .. first + n - 1 of a data set. Zeroed: none. Labels of row i: [label_off[i], label_off[i+1]). */

@@ -122,6 +122,10 @@ void generation_parts(struct objective_means *e, const struct generation *g)
     objective_put(e, "reward", "reward", "%.4g", s->reward.mean, 1);
     objective_put(e, "reward_std", NULL, "%.4g", s->reward.std, 1);
     objective_put(e, "frac_reward_zero_std", NULL, "%.4g", s->reward.zero_std, 1);
+    for (int64_t i = 0; i < s->n_named; i++) {
+        objective_put(e, s->named[i].mean_name, NULL, "%.4g", s->named[i].mean, 1);
+        objective_put(e, s->named[i].std_name, NULL, "%.4g", s->named[i].std, 1);
+    }
     for (int i = 0; i < 3; i++) objective_put(e, lengths[i], NULL, "%.4g", s->length[i], 1);
     for (int i = 0; i < 3; i++) objective_put(e, ended[i], NULL, "%.4g", s->terminated[i], 1);
     objective_put(e, "completions/clipped_ratio", NULL, "%.4g", s->truncated, 1);
