@@ -584,17 +584,19 @@ static bool decodes(const struct engine *e, int adapter)
     return false;
 }
 
-/* Chooses the adapters of the pass: `adapter`, and others whose sequences decode in the same pass. */
+/* Chooses the adapters of the pass: `adapter`, and others whose sequences decode in the same pass. Their order is the
+ * same in each pass if all have room: then the set is not made again, and a recorded pass is replayed. */
 static void choose_beside(struct engine *e, int adapter)
 {
     const struct adapters *of[LORA_SET];
-    int n = 0;
+    int n = 0, n_all = 0;
     bool base = false;
     e->turn[0] = adapter;
     e->n_turn = 1;
     if (!decodes(e, adapter) || !joins(e, adapter)) return;
+    for (int i = 0; i < e->n_adapter; i++) n_all += i != ENGINE_BASE && decodes(e, i) && joins(e, i);
     for (int i = 0; i < e->n_adapter; i++) {
-        const int other = (adapter + i) % e->n_adapter;
+        const int other = n_all > LORA_SET ? (adapter + i) % e->n_adapter : i;
         if (!decodes(e, other) || !joins(e, other)) continue;
         base |= other == ENGINE_BASE;
         if (other == ENGINE_BASE || n == LORA_SET) continue;
