@@ -452,6 +452,24 @@ static int read_message_lists(struct row_reader *r, struct json row, struct err 
 
 /* ---- plain text ---- */
 
+/* A system prompt or tools beside texts, which have no place for them. */
+static int check_beside_texts(struct row_reader *r, struct json row, struct err *err)
+{
+    static const char *const keys[] = {"system", "tools"};
+    for (int64_t i = 0; i < MT_LEN(keys); i++) {
+        const struct json value = json_find(row, keys[i]);
+        if (!json_truthy(value) || (json_type(value) != JSON_STRING && json_type(value) != JSON_ARRAY)) continue;
+        r->chat.lost = true;
+        (void)json_error(row, &r->chat.why,
+                         "`%s` is beside a prompt that is a text, and is not in it: write prompt and answers as "
+                         "messages, or map the text to a message, as in data.columns = instruction=prompt,%s=%s, ...; "
+                         "data.dropped = warn leaves it out",
+                         keys[i], keys[i], keys[i]);
+        return r->opt->dropped == DROPPED_REFUSE ? err_set(err, "%s", r->chat.why.msg) : 0;
+    }
+    return 0;
+}
+
 static int read_prompt_completion(struct row_reader *r, struct json row, struct err *err)
 {
     const char *prompt, *completion;
@@ -463,6 +481,7 @@ static int read_prompt_completion(struct row_reader *r, struct json row, struct 
     if (json_str(json_find(row, "prompt"), &prompt, &n_prompt, err)) return -1;
     if (json_str(json_find(row, "completion"), &completion, &n_completion, err)) return -1;
     if (text_is_blank(completion, n_completion)) return 0; /* the model would learn to end at once */
+    if (check_beside_texts(r, row, err)) return -1;
     r->joined.size = 0;
     text_put_bytes(&r->joined, prompt, n_prompt);
     text_put_bytes(&r->joined, completion, n_completion);
@@ -616,6 +635,14 @@ static int read_tokens(struct row_reader *r, struct json row, struct err *err)
     return 0;
 }
 
+/* A message about a row without its name, which the next message begins with. */
+static const char *without_name(const char *msg, struct json row)
+{
+    const char *name = json_name(row);
+    const size_t n = strlen(name);
+    return !strncmp(msg, name, n) && !strncmp(msg + n, ": ", 2) ? msg + n + 2 : msg;
+}
+
 /* One answer of a row of preferences. It is one text, with loss on the completion. */
 static int read_answer(struct row_reader *r, struct json row, bool labelled, struct err *err)
 {
@@ -628,7 +655,13 @@ static int read_answer(struct row_reader *r, struct json row, bool labelled, str
     r->answered = json_parse_row(r->answer.text, r->answer.size, JSON_ROW_VALUES, json_name(row), err);
     if (!r->answered) return -1;
     if (read_prompt_completion(r, json_root(r->answered), &why))
-        return json_error(row, err, "%s answer: %s", labelled ? "the" : r->worse ? "rejected" : "chosen", why.msg);
+        return json_error(row, err, "%s answer: %s",
+                          labelled   ? "the"
+                          : r->worse ? "rejected"
+                                     : "chosen",
+                          without_name(why.msg, row));
+    r->chat.lost &= !(r->worse && r->lost);
+    r->lost = r->chat.lost;
     if (r->n > 1)
         return json_error(
             row, err,

@@ -22,6 +22,9 @@ static bool is_list(struct json j) { return json_type(j) == JSON_ARRAY; }
 static bool is_text(struct json j) { return json_type(j) == JSON_STRING; }
 static bool is_turns(struct json j) { return is_list(j) || json_type(j) == JSON_OBJECT; }
 
+/* A text, a message or a list. */
+static bool is_answer(struct json j) { return is_text(j) || is_list(j) || json_has(j, "role") || json_has(j, "from"); }
+
 /* A whole text, message or list. */
 static struct part whole(struct json j)
 {
@@ -150,6 +153,7 @@ static int put_answer(struct text_buf *out, struct json row, const struct answer
         if (lists) text_put(out, "]");
     }
     if (put_beside(out, row, err)) return -1;
+    if (!lists && json_truthy(a->system) && put_member(out, "system", a->system, err)) return -1; /* it is refused */
     text_put(out, "}");
     return 0;
 }
@@ -250,7 +254,7 @@ static int find_two(struct json row, struct json two[2], struct err *err)
         for (int k = 0; k < 2; k++) two[k] = json_find(row, keys[i][k]);
         if (!json_given(two[1])) continue;
         for (int k = 0; k < 2; k++)
-            if (!is_turns(two[k]) && !is_text(two[k]))
+            if (!is_answer(two[k]))
                 return json_error(row, err, "`%s` must be a text, a message or a list of messages", keys[i][k]);
         return 0;
     }
@@ -277,8 +281,7 @@ static int find_rated(struct json row, struct json two[2], struct err *err)
         }
     }
     for (int k = 0; k < 2; k++)
-        if (!is_turns(two[k]) && !is_text(two[k]))
-            return json_error(row, err, "`responses` must be texts, messages or lists of messages");
+        if (!is_answer(two[k])) return json_error(row, err, "`responses` must be texts, messages or lists of messages");
     return best[0] > best[1] ? 0 : 1;
 }
 
@@ -314,9 +317,12 @@ static int read_label(bool *good, struct json row, struct err *err)
 {
     static const char *const words[] = {"false", "0", "undesirable", "true", "1", "desirable"};
     const struct json label = json_find(row, json_given(json_find(row, "label")) ? "label" : "kto_tag");
+    const bool both = json_given(json_find(row, "label")) && json_given(json_find(row, "kto_tag"));
     double number = -1;
     const char *text = "";
     int64_t size;
+    if (both && !same_value(json_find(row, "label"), json_find(row, "kto_tag")))
+        return json_error(row, err, "`label` and `kto_tag` differ: remove one of them");
     if (!json_given(label))
         return json_error(row, err,
                           json_given(json_find(row, "rejected"))
@@ -353,7 +359,7 @@ int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struc
         return put_answer(out, row, &a, err);
     }
     if (!named) return json_error(row, err, "`prompt` must be a text or a list of messages");
-    if (!is_turns(completion) && !is_text(completion))
+    if (!is_answer(completion))
         return json_error(row, err, "`completion` must be a text, a message or a list of messages");
     a.completion = whole(completion);
     return put_answer(out, row, &a, err);

@@ -190,11 +190,44 @@ static void bad_rows(void **state)
          "has two answers and no `label`"},
         {DATA_LABELLED, "{\"prompt\": \"a\", \"label\": true}", "`completion` must be a text"},
         {DATA_AUTO, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}", "set objective.kind to dpo"},
+        {DATA_LABELLED, "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": true, \"kto_tag\": false}",
+         "`label` and `kto_tag` differ"},
+        {DATA_PREFERENCE,
+         "{\"prompt\": \"a\", \"responses\": [{\"text\": \"b\"}, {\"text\": \"c\"}], \"ratings\": [1, 2]}",
+         "`responses` must be texts, messages or"},
+        {DATA_PREFERENCE, "{\"system\": \"s\", \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}",
+         "chosen answer: `system` is beside a prompt that is a text"},
+        {DATA_LABELLED, "{\"tools\": [{}], \"prompt\": \"a\", \"completion\": \"b\", \"label\": true}",
+         "`tools` is beside a prompt that is a text"},
+        {DATA_AUTO, "{\"system\": \"s\", \"prompt\": \"a\", \"completion\": \"b\"}",
+         "data.columns = instruction=prompt,system=system, ...; data.dropped = warn leaves it out"},
     };
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         const struct dataset_options opt = options(rows[i].format);
         rows_refused(rows_write(rows[i].row), &opt, rows[i].why);
     }
+}
+
+/* Texts with a system prompt: as the message says, and left out; a key without text says nothing. */
+static void system_beside_texts(void **state)
+{
+    (void)state;
+    struct dataset ds;
+    struct dataset_options opt = options(DATA_PREFERENCE);
+    const char *row = "{\"system\": \"s\", \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}";
+    expect("{\"system\": \"\", \"tools\": [], \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}",
+           DATA_PREFERENCE, "a|b$", "a|c$");
+    opt.dropped = DROPPED_WARN;
+    rows_load(&ds, rows_write(row), &opt);
+    assert_string_equal(text_of(&ds, 0), "a|b$");
+    assert_int_equal(ds.counts.n_dropped, 1);
+    dataset_free(&ds);
+    opt.dropped = DROPPED_REFUSE;
+    opt.columns = "instruction=prompt,system=system,chosen=chosen,rejected=rejected";
+    rows_load(&ds, rows_write(row), &opt);
+    assert_int_equal(ds.n_docs, 2);
+    assert_non_null(strchr(text_of(&ds, 0), 's'));
+    dataset_free(&ds);
 }
 
 #define PAIR(p, c, r) "{\"prompt\": \"" p "\", \"chosen\": \"" c "\", \"rejected\": \"" r "\"}\n"
@@ -346,6 +379,7 @@ int test_preferences(void)
         cmocka_unit_test(forms_of_conversations),
         cmocka_unit_test(columns),
         cmocka_unit_test(bad_rows),
+        cmocka_unit_test(system_beside_texts),
         cmocka_unit_test(pairs_are_dropped_whole),
         cmocka_unit_test(boundaries),
         cmocka_unit_test(shuffles),
