@@ -92,7 +92,7 @@ static int check_recorded(const struct config *c, const char *name, struct err *
     return 0;
 }
 
-/* The reward of an environment, which takes a program to give it. */
+/* Refuses a reward `environment` without environment.command; warns when nothing reads the rewards of the command. */
 static int check_environment(const struct config *c, struct err *err)
 {
     struct reward_key key;
