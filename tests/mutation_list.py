@@ -300,7 +300,7 @@ MUTATIONS = [
     ("data/rollout/rollouts.c", "r->named.of[k][i] = NAN;", ";", "rollouts"),
     ("train/reward/verify_schema.c", "!= 1) return false;", "< 1) return false;", "verify_schema:keywords"),
     ("train/reward/verify_schema.c", "(text[i] & 0xc0) != 0x80", "1", "verify_schema:keywords"),
-    ("train/rollout/episode.c", "e->mask[i] = 0;", "e->mask[i] = 1;", "online_turns:offline"),
+    ("train/rollout/episode.c", "e->mask[i] = 0;", "e->mask[i] = 1;", "online_turns:kills*"),
     ("train/rollout/episodes.c", "q.params.max_tokens -= p->tokens.n;", "", "online_turns:limits"),
     ("train/rollout/rollout_lines.c", "put_value(out, turns->reward);", "put_value(out, 0);", "online_turns:kills*"),
     ("train/rollout/journal.c", "*keep = at + n;", "*keep = map.size;", "rollout_parts:journal"),
