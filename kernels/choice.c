@@ -126,7 +126,8 @@ enum attn_way choice_attn(enum cuda_arch arch, const struct attn_shape *shape)
     } widths[ATTN_ANY] = {[ATTN_64] = {ARCH_BIT(CUDA_SM90), 64, 64},
                           [ATTN_128] = {ARCH_BIT(CUDA_SM90), 128, 128},
                           [ATTN_192] = {ARCH_BIT(CUDA_SM90), 192, 128},
-                          [ATTN_256] = {ARCH_BIT(CUDA_SM90), 256, 256}};
+                          [ATTN_256] = {ARCH_BIT(CUDA_SM90), 256, 256},
+                          [ATTN_512] = {ARCH_BIT(CUDA_SM90), 512, 512}};
     for (int i = 0; i < ATTN_ANY && shape->n_head / shape->n_kv <= MOST_GROUP; i++)
         if (widths[i].archs & ARCH_BIT(arch) && widths[i].dim == shape->head_dim &&
             widths[i].value_dim == attn_value_dim(shape))

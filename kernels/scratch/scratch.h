@@ -130,8 +130,20 @@ struct tensor scratch_latent(struct device *dev, const struct proj *kv_b);
  * have at least BOUNDED_LEN(heads of a group) rows, so no two begin in the same BOUNDED_LEN rows of the batch. */
 enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
 #define BOUNDED_LEN(group) (2 * ((BOUNDED_KEYS + (group)-1) / (group)) - 1)
-/* [entries, K] i32, the bits of squared key norms: one entry per BOUNDED_LEN rows; empty: no sequence is bounded. */
-struct tensor scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape);
+/* Heads of 512 on Hopper: weights of a chunk of the queries, in blocks of 64 rows and 64 keys. A pair is two blocks of
+ * rows, one after the other, of all kv heads. */
+enum { ATTN_WEIGHT_BLOCK = 64, ATTN_WEIGHT_TILE = 256 /* keys of an item */ };
+struct scratch_pairs {
+    void *data;
+    int64_t n_pair, n_block; /* pairs of a chunk, blocks of keys of a pair; 0: other kernels */
+};
+struct scratch_attn_fwd {
+    struct tensor norm; /* [entries, K] i32, the bits of squared key norms: one entry per BOUNDED_LEN rows; empty: no
+                         * sequence is bounded */
+    struct scratch_pairs pairs; /* weights [n_pair, K, n_block, 2, 64, 64] bf16; then two f32 for a row and 256 keys */
+};
+struct scratch_attn_fwd scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
+                                         const struct attn_shape *shape);
 /* Decoding in tiles of 16 heads and splits of DECODE_SPLIT keys. */
 enum { DECODE_SPLIT = 256, DECODE_HEADS = 16 };
 struct scratch_attn_decode {
@@ -142,10 +154,12 @@ struct scratch_attn_decode {
 struct scratch_attn_decode scratch_attn_decode(struct device *dev, struct tensor q, const struct pages *pages,
                                                const struct attn_shape *shape);
 struct scratch_attn_bwd {
-    struct tensor stat;      /* [H * T + 1, 2] f32 */
-    struct tensor sum, turn; /* where blocks of keys add to dq: [T * H * A] f32, [T * K + 1] i32; else empty */
+    struct tensor stat;         /* [H * T + 1, 2] f32 */
+    struct tensor sum, turn;    /* where blocks of keys add to dq: [T * H * A] f32, [T * K + 1] i32; else empty */
+    struct scratch_pairs pairs; /* p and ds: 2 x [n_pair, K, n_block, 2, 64, 64] bf16; sum is then [2, K, T, A] */
 };
-struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape);
+struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
+                                         const struct attn_shape *shape);
 
 /* Attention with one shared key, by tiles: 64, 128, ... heads of SHARED_DIM columns. */
 enum {

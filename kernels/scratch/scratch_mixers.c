@@ -3,14 +3,34 @@
 
 /* ---- attention */
 
-struct tensor scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape)
+/* All pairs, or as many as a budget holds. n_value: weights of a row and a key; after one weight 1/16 more: 1 KiB for
+ * at most 4 blocks of keys of 16 KiB. */
+static struct scratch_pairs push_pairs(struct device *dev, int64_t n_tok, int64_t n_value, const struct seqs *seqs,
+                                       const struct attn_shape *shape)
+{
+    enum { BLOCK = ATTN_WEIGHT_BLOCK };
+    const int64_t budget = (int64_t)1 << 28; /* bytes, but for one pair at least */
+    const int64_t n_query = BLOCK / (shape->n_head / shape->n_kv) * 2;
+    const int64_t all = MT_MAX(1, ceil_div(MT_MIN(seqs->max_len, n_tok), BLOCK));
+    const int64_t seen = ceil_div(shape->window + n_query + BLOCK - 2, BLOCK); /* blocks that a window may touch */
+    struct scratch_pairs s = {.n_block = shape->window ? MT_MIN(all, seen) : all};
+    const int64_t pair = s.n_block * shape->n_kv * n_value * 2 * BLOCK * BLOCK * 2;
+    const int64_t bytes = MT_MAX(pair, MT_MIN(budget, (n_tok / n_query + 1) * pair));
+    s.n_pair = bytes / pair;
+    s.data = arena_push(&dev->work, n_value == 1 ? bytes + bytes / 16 : bytes);
+    return s;
+}
+
+struct scratch_attn_fwd scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
+                                         const struct attn_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), group = shape->n_head / shape->n_kv;
-    const bool bounds = choice_attn(dev->ops->arch(), shape) != ATTN_ANY && shape->head_dim <= BOUNDED_WIDTH;
+    const enum attn_way way = choice_attn(dev->ops->arch(), shape);
+    const bool bounds = way != ATTN_ANY && shape->head_dim <= BOUNDED_WIDTH;
     const int64_t n_norm = bounds ? qkv.shape[0] / BOUNDED_LEN(group) + 1 : 0;
-    const struct tensor norm = arena_tensor_1d(&dev->work, DT_I32, n_norm * shape->n_kv);
+    struct scratch_attn_fwd s = {.norm = arena_tensor_1d(&dev->work, DT_I32, n_norm * shape->n_kv)};
     arena_release(&dev->work, mark);
-    return norm;
+    return s;
 }
 
 struct scratch_attn_decode scratch_attn_decode(struct device *dev, struct tensor q, const struct pages *pages,
@@ -31,15 +51,17 @@ struct scratch_attn_decode scratch_attn_decode(struct device *dev, struct tensor
     return s;
 }
 
-struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape)
+struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
+                                         const struct attn_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
-    const bool adds = choice_attn(dev->ops->arch(), shape) == ATTN_64;
-    const int64_t n_add = adds ? n_tok * shape->n_head * shape->head_dim : 0; /* elements of dq */
-    struct scratch_attn_bwd s;
+    const enum attn_way way = choice_attn(dev->ops->arch(), shape);
+    const int64_t n_add = way == ATTN_64 ? n_tok * shape->n_head * shape->head_dim : 0; /* elements of dq */
+    struct scratch_attn_bwd s = {.pairs = {.n_pair = 0}};
     s.stat = arena_tensor_2d(&dev->work, DT_F32, shape->n_head * n_tok + 1, 2);
-    s.sum = arena_tensor_1d(&dev->work, DT_F32, n_add);
+    s.sum = arena_tensor_1d(&dev->work, DT_F32, way == ATTN_512 ? 2 * n_tok * shape->n_kv * shape->head_dim : n_add);
     s.turn = arena_tensor_1d(&dev->work, DT_I32, n_add ? n_tok * shape->n_kv + 1 : 0);
+    if (way == ATTN_512) s.pairs = push_pairs(dev, n_tok, 2, seqs, shape);
     arena_release(&dev->work, mark);
     return s;
 }

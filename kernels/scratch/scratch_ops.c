@@ -35,7 +35,7 @@ static void group_linear_bwd(struct device *dev, struct tensor dx, struct tensor
 static void attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                      const struct seqs *seqs, const struct attn_shape *shape)
 {
-    scratch_attn_fwd(dev, qkv, shape);
+    scratch_attn_fwd(dev, qkv, seqs, shape);
 }
 
 static void attn_decode(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
@@ -47,7 +47,7 @@ static void attn_decode(struct device *dev, struct tensor o, struct tensor q, co
 static void attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                      struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape)
 {
-    scratch_attn_bwd(dev, qkv, shape);
+    scratch_attn_bwd(dev, qkv, seqs, shape);
 }
 
 static void mla_absorb(struct device *dev, struct tensor y, struct tensor q, struct tensor pos, const struct proj *kv_b,

@@ -257,6 +257,7 @@ static const struct shape poisoned_shapes[] = {
     {16, 1, 64, 0, 0, true, 3, {301, 1, 500}}, {20, 1, 64, 0, 0, false, 2, {820, 20}},
     {2, 2, 192, 128, 0, false, NEIGHBOURS},    {5, 1, 192, 128, 20, true, NEIGHBOURS},
     {8, 1, 128, 0, 0, false, NEIGHBOURS},      {3, 1, 256, 0, 33, false, NEIGHBOURS},
+    {4, 1, 512, 0, 0, true, NEIGHBOURS},       {3, 1, 512, 0, 33, false, NEIGHBOURS},
 };
 
 static void poison_stays_in_its_sequence(void **state)
@@ -392,6 +393,12 @@ static const struct gpu_case {
     {{2, 1, 64, 512, 33, true, 2, {40, 31}}, 0},
     {{16, 2, 512, 0, 0, false, 1, {40}}, 0},
     {{1, 1, 512, 0, 1, false, 16, {3, 0, 1, 1, 0, 0, 7, 40, 1, 2, 0, 33, 1, 1, 5, 0}}, 0},
+    /* 512 on Hopper: several blocks of keys and chunks; a window across blocks; groups that leave rows empty, or have
+     * one query in a block. */
+    {{8, 1, 512, 0, 0, true, 2, {300, 65}}, 16},
+    {{5, 1, 512, 0, 70, false, 3, {130, 1, 140}}, 0},
+    {{4, 2, 512, 0, 0, false, LENGTHS}, 0},
+    {{64, 1, 512, 0, 0, true, 2, {5, 70}}, 0},
     /* Blocks in order of their work: more sequences than a warp has lanes, and than are counted. */
     {{1, 1, 64, 0, 0, false, 70, {3, 0, 1, 1, 0, 0, 7, 140, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
     {{2, 1, 128, 0, 0, false, 40, {3, 0, 129, 1, 0, 0, 7, 66, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
@@ -491,6 +498,7 @@ static const struct shape beside_shapes[] = {
     {24, 1, 64, 0, 0, false, 4, {5, 700, 200, 99}},
     {4, 1, 128, 0, 0, false, 4, {65, 300, 1, 200}},
     {2, 1, 256, 0, 33, true, 3, {1, 300, 65}},
+    {4, 1, 512, 0, 0, false, 3, {33, 200, 65}},
 };
 static void run_beside(struct device *dev, const void *params, struct op_outputs *outputs)
 {

@@ -22,6 +22,7 @@ static const struct heads {
     {"glm-4.5-air", 96, 8, 128, 128, .shared = false},
     {"qwen3.5-35b-a3b", 16, 2, 256, 256, .shared = false},
     {"glm-4.7-flash", 20, 20, 256, 256, .shared = false},
+    {"gemma-4-26b-a4b", 16, 2, 512, 512, .shared = false}, /* its global layers */
     {"deepseek-v3", 128, 128, 192, 128, .shared = false},
     {"v4 window", 64, 1, 512, 512, true, .window = 128},
     {"v4 1 in 128", 64, 1, 512, 512, true, .window = 128, .ratio = 128},

@@ -9,13 +9,14 @@ void attn_fwd_wgmma_192(struct attn_args *a);
 void attn_bwd_wgmma_192(const struct attn_args *a);
 void attn_fwd_wgmma_256(struct attn_args *a);
 void attn_bwd_wgmma_256(const struct attn_args *a);
+void attn_fwd_wgmma_512(struct attn_args *a);
+void attn_bwd_wgmma_512(const struct attn_args *a);
 
 /* In the order of enum attn_way. */
 static const struct attn_variant variants[ATTN_ANY] = {
-    {attn_fwd_wgmma_64, attn_bwd_wgmma_64},
-    {attn_fwd_wgmma_128, attn_bwd_wgmma_128},
-    {attn_fwd_wgmma_192, attn_bwd_wgmma_192},
-    {attn_fwd_wgmma_256, attn_bwd_wgmma_256},
+    {attn_fwd_wgmma_64, attn_bwd_wgmma_64},   {attn_fwd_wgmma_128, attn_bwd_wgmma_128},
+    {attn_fwd_wgmma_192, attn_bwd_wgmma_192}, {attn_fwd_wgmma_256, attn_bwd_wgmma_256},
+    {attn_fwd_wgmma_512, attn_bwd_wgmma_512},
 };
 
 const struct attn_variant *attn_variant_of(const struct attn_shape *s)

@@ -29,11 +29,12 @@ struct attn_args {
     int64_t ld_dout;
     bf16 *dqkv;
     int64_t ld_dqkv;
-    float2 *stat;     /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; then one entry that makes p = 0 */
-    int stat_group;   /* number of adjacent heads in stat */
-    float *dq_sum;    /* this and below: Hopper kernels whose blocks of keys add to dq; a sum per value of dq */
-    uint32_t *turn;   /* [K, T] zeros: blocks of keys that have added to the tile that begins at a token */
-    uint32_t *ticket; /* a zero */
+    float2 *stat;   /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; then one entry that makes p = 0 */
+    int stat_group; /* number of adjacent heads in stat */
+    struct scratch_pairs pairs; /* Hopper kernels for heads of 512: weights */
+    float *dq_sum;    /* the same: sums of dk and dv; Hopper kernels whose blocks of keys add to dq: its sums */
+    uint32_t *turn;   /* the latter: [K, T] zeros: blocks of keys that have added to the tile that begins at a token */
+    uint32_t *ticket; /* the latter: a zero */
     const int32_t *prefix; /* of struct seqs, or NULL; read by kernels with PREFIX alone */
 };
 

@@ -329,7 +329,7 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
                               struct tensor lse, struct tensor qkv, const struct seqs *seqs,
                               const struct attn_shape *shape)
 {
-    const struct scratch_attn_bwd s = scratch_attn_bwd(dev, qkv, shape);
+    const struct scratch_attn_bwd s = scratch_attn_bwd(dev, qkv, seqs, shape);
     const struct attn_variant *own = attn_variant_of(shape);
     const int64_t n_tok = qkv.shape[0], turn_bytes = tensor_bytes(s.turn);
     if (!n_tok) return;
@@ -343,6 +343,7 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
     a.dq_sum = (float *)s.sum.data;
     a.turn = (uint32_t *)s.turn.data;
     a.ticket = a.turn + n_tok * shape->n_kv;
+    a.pairs = s.pairs;
     if (turn_bytes) CUDA_CHECK(cudaMemsetAsync(s.turn.data, 0, (size_t)turn_bytes, cuda.stream));
     a.stat_group = own ? a.n_head / a.n_kv : 1;
     int lanes = 1;

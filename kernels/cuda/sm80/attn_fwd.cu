@@ -194,12 +194,13 @@ template <bool PREFIX> static void fwd_of_width(const struct attn_args *a)
 extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv,
                               struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
 {
-    const struct tensor norm = scratch_attn_fwd(dev, qkv, shape);
+    const struct scratch_attn_fwd s = scratch_attn_fwd(dev, qkv, seqs, shape);
     const struct attn_variant *own = attn_variant_of(shape);
     if (!qkv.shape[0]) return;
     struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
     a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
-    if (tensor_count(norm)) a.key_norm = (uint32_t *)norm.data;
+    if (tensor_count(s.norm)) a.key_norm = (uint32_t *)s.norm.data;
+    a.pairs = s.pairs;
     if (own)
         own->fwd(&a);
     else

@@ -179,10 +179,11 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) wide_fwd(const __grid_
 
 /* ---- backward */
 
-/* Entry g of the group and row t of the batch in stat, which has one head per group (stat_group 1). */
-__device__ static inline float2 stat_of(const struct attn_args &a, int head, int64_t t)
+/* stat of a head and row t of the batch. Only with PREFIX it may have a group of several heads. */
+template <bool PREFIX> __device__ static inline float2 stat_of(const struct attn_args &a, int head, int64_t t)
 {
-    return a.stat[(int64_t)head * a.n_tok + t];
+    const int g = PREFIX ? head % a.stat_group : 0;
+    return a.stat[(int64_t)(head - g) * a.n_tok + (PREFIX ? t * a.stat_group + g : t)];
 }
 
 /* dk or dv of a block of keys: as attn_dkv_kernel, [keys, queries]. */
@@ -231,7 +232,8 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) wide_dkv(const __grid_
 #pragma unroll
                     for (int e = 0; e < 4; e++) { /* column e % 2 of the lane's two queries */
                         const int t = row + 8 * n + lane % 4 * 2 + e % 2;
-                        const float2 stat = t < of.len ? stat_of(a, head, of.first + t) : make_float2(INFINITY, 0);
+                        const float2 stat =
+                            t < of.len ? stat_of<PREFIX>(a, head, of.first + t) : make_float2(INFINITY, 0);
                         p[0][n][e] = exp2_fast(p[0][n][e] * a.scale_log2 - stat.x);
                         ds[0][n][e] = p[0][n][e] * (ds[0][n][e] - stat.y);
                     }
@@ -278,7 +280,7 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) wide_dq(const __grid_c
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int row = w0 + lane / 4 + 8 * r;
-        stat[r] = row < seq.len ? stat_of(a, head, seq.first + row) : make_float2(0, 0);
+        stat[r] = row < seq.len ? stat_of<PREFIX>(a, head, seq.first + row) : make_float2(0, 0);
     }
     for (int k0 = begin; k0 < end; k0 += STAGE) {
         __syncthreads(); /* all warps have finished with the stage */
