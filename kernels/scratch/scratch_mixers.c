@@ -29,6 +29,7 @@ struct scratch_attn_fwd scratch_attn_fwd(struct device *dev, struct tensor qkv, 
     const bool bounds = way != ATTN_ANY && shape->head_dim <= BOUNDED_WIDTH;
     const int64_t n_norm = bounds ? qkv.shape[0] / BOUNDED_LEN(group) + 1 : 0;
     struct scratch_attn_fwd s = {.norm = arena_tensor_1d(&dev->work, DT_I32, n_norm * shape->n_kv)};
+    if (way == ATTN_512) s.pairs = push_pairs(dev, qkv.shape[0], 1, seqs, shape);
     arena_release(&dev->work, mark);
     return s;
 }

@@ -292,6 +292,7 @@ OP1(cvt_f16_f32, u32, f32, to_f16(A))
 OP2(cvt_e4m3x2_f32, u32, f32, f32, to_e4m3(A) << 8 | to_e4m3(B))
 OP1(cvt_rzi_s32_f32, s32, f32, to_s32(A))
 OP1(cvt_rzi_u32_f32, u32, f32, to_u32(A))
+OP1(cvt_rpi_f32_f32, f32, f32, ceilf(A))
 OP1(cvt_f32_u32, f32, u32, A)
 OP1(cvt_f32_s32, f32, s32, A)
 OP1(cvt_f32_s64, f32, s64, A)
@@ -529,6 +530,7 @@ static const struct op table[] = {
     {"cvt.rn.satfinite.e4m3x2.f32", "444", cvt_e4m3x2_f32},
     {"cvt.rzi.s32.f32", "44", cvt_rzi_s32_f32},
     {"cvt.rzi.u32.f32", "44", cvt_rzi_u32_f32},
+    {"cvt.rpi.f32.f32", "44", cvt_rpi_f32_f32},
     {"cvt.rn.f32.u32", "44", cvt_f32_u32},
     {"cvt.rn.f32.s32", "44", cvt_f32_s32},
     {"cvt.rn.f32.s64", "48", cvt_f32_s64},

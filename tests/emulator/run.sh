@@ -25,7 +25,7 @@ turns_of() { # GROUP: lines GPU TESTS
     ops_attn)
         printf '%s_on_the_gpu\n' 'hopper width_64' 'hopper width_128' 'hopper width_192' 'hopper width_256' \
             'hopper growing_scores' 'hopper neighbours_change_no_bits' 'hopper poison' 'ampere width_64' \
-            'ada other_widths' 'ampere width_128' 'ada width_256' 'ampere wide_heads'
+            'ada other_widths' 'ampere width_128' 'ada width_256' 'ampere wide_heads' 'hopper wide_heads'
         ;;
     ops_compress | ops_mla | ops_moe | ops_router) printf '%s\n' 'ampere *gpu*' 'ada *gpu*' ;; # always on Hopper
     *) printf '%s\n' 'hopper *gpu*' 'ampere *gpu*' 'hopper *gpu*' 'ada *gpu*' ;;

@@ -2,7 +2,7 @@
  * same answers for a device. */
 #include <math.h>
 
-#include "kernels/choice.h"
+#include "kernels/scratch/scratch.h"
 #include "tests/test.h"
 
 static const struct weight gptoss_20b = {.format = WF_MXFP4, .n_exp = 32, .n_out = 5760, .n_in = 2880};
@@ -113,13 +113,54 @@ static void dense_products(void **state)
     assert_true(choice_exponentials(CUDA_SM90, 201088, 0) && !choice_exponentials(CUDA_SM80, 201088, 0));
 }
 
+static void attention(void **state)
+{
+    static const struct attn_shape gemma = {16, 2, 512, .scale = 1},
+                                   others[] = {{16, 2, 504, .scale = 1},
+                                               {16, 2, 512, .scale = 1, .value_dim = 256},
+                                               {65, 1, 512, .scale = 1}};
+    (void)state;
+    assert_int_equal(choice_attn(CUDA_SM90, &gemma), ATTN_512);
+    assert_int_equal(choice_attn(CUDA_SM80, &gemma), ATTN_ANY);
+    for (int i = 0; i < MT_LEN(others); i++) assert_int_equal(choice_attn(CUDA_SM90, &others[i]), ATTN_ANY);
+}
+
+/* Bytes of scratch for heads of 512, forward and backward. They must hold a chunk's weights, and backward f32 sums. */
+static int64_t scratch_of_512(int64_t n_tok, int64_t max_len, int64_t window)
+{
+    static const struct ops hopper = {.name = "hopper", .arch = sm90};
+    const struct attn_shape shape = {16, 2, 512, window, .scale = 1};
+    const struct seqs seqs = {.n_seq = 1, .max_len = max_len};
+    const struct tensor qkv = {.ndim = 2, .shape = {n_tok, 20 * 512}};
+    struct device dev = {.ops = &hopper, .dry_run = true, .work = arena_measure("work")};
+    const struct scratch_pairs fwd = scratch_attn_fwd(&dev, qkv, &seqs, &shape).pairs;
+    const int64_t own = fwd.n_pair * 2 * (fwd.n_block * 16384 + ceil_div(fwd.n_block, 4) * 1024),
+                  of_fwd = dev.work.peak;
+    assert_true(fwd.n_pair > 0 && own <= of_fwd);
+    dev.work = arena_measure("work");
+    const struct scratch_pairs bwd = scratch_attn_bwd(&dev, qkv, &seqs, &shape).pairs;
+    assert_true(bwd.n_pair > 0 && bwd.n_block == fwd.n_block);
+    assert_true(bwd.n_pair * 2 * bwd.n_block * 32768 + 2 * n_tok * 2 * 512 * 4 <= dev.work.peak);
+    assert_true(bwd.n_block * 64 >= MT_MIN(MT_MIN(max_len, n_tok), window ? window + 15 : max_len));
+    return of_fwd + dev.work.peak;
+}
+static void scratch_of_512_grows(void **state)
+{
+    (void)state;
+    for (int64_t window = 0; window < 3000; window += 1024)
+        for (int64_t len = 1; len < 300000; len += len / 3 + 1) {
+            assert_true(scratch_of_512(len, len, window) <= scratch_of_512(len + len / 3 + 1, len, window));
+            assert_true(scratch_of_512(300000, len, window) <= scratch_of_512(300000, len + len / 3 + 1, window));
+        }
+    assert_true(scratch_of_512(16384, 4096, 0) < (int64_t)700 << 20);
+}
+
 int test_choice(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_models),
-        cmocka_unit_test(devices_ask_the_table),
-        cmocka_unit_test(architectures),
-        cmocka_unit_test(dense_products),
+        cmocka_unit_test(published_models), cmocka_unit_test(devices_ask_the_table),
+        cmocka_unit_test(architectures),    cmocka_unit_test(dense_products),
+        cmocka_unit_test(attention),        cmocka_unit_test(scratch_of_512_grows),
     };
     return cmocka_run_group_tests_name("choice", tests, NULL, NULL);
 }

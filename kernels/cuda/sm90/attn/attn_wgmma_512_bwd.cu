@@ -328,5 +328,3 @@ void attn_bwd_wgmma_512(const struct attn_args *a)
         launch<true>(sums);
     });
 }
-
-void attn_fwd_wgmma_512(struct attn_args *a) { attn_wide_fwd(a, false); }
