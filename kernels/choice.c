@@ -14,8 +14,8 @@ enum cuda_arch choice_arch(int capability)
 
 /* ---- products of routed experts */
 
-/* The first rule that has the architecture, the format and at least the rows per expert decides. Without one, or if its
- * kernel does not take the sizes: GROUPED_FIRST. */
+/* The first rule decides that has the architecture and the format, and whose `rows` is not below the rows per expert.
+ * Without one, or if its kernel does not take the sizes: GROUPED_FIRST. */
 static const struct rule {
     unsigned archs;
     enum weight_format format;

@@ -1,5 +1,5 @@
 /* host_update.h - updates on the CPU, a layer at a time, while the GPU computes (struct host_update). host_update_open
- * and host_update_note need cpu_update; the other functions do nothing without it. */
+ * and host_update_note require opt->cpu_update = true; the other functions do nothing without it. */
 #ifndef MT_HOST_UPDATE_H
 #define MT_HOST_UPDATE_H
 

@@ -6,7 +6,7 @@
 
 /* A copy of the text (valid UTF-8) in which each of them is replaced by a character of Unicode 14 with the same general
  * category, the same membership in the script Han and the same number of bytes, so all offsets stay the same. NULL when
- * there is none. For mem_free. */
+ * the text has no such character. For mem_free. */
 char *unicode_as_14(const char *text, int64_t size);
 
 #endif

@@ -104,8 +104,8 @@ static int read_original_len(struct rope_arch *r, struct json root, struct json 
     return 0;
 }
 
-/* An older name of rope_type is type. Where both are missing transformers ignores the keys of YaRN: no file means that.
- */
+/* An older name of rope_type is type. Where both are missing transformers ignores the keys of YaRN, which is an error
+ * here: no published file means that. */
 static int read_type(const char **type, struct json scaling, struct err *err)
 {
     static const char *const keys[] = {"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"};

@@ -25,7 +25,7 @@ int peft_check(const struct adapters *ad, const char *dir, struct err *err) MT_C
 int64_t peft_step(const char *dir);
 /* adapters.base of the file in dir; zeroed where it has none. */
 int peft_base(struct base_model *base, const char *dir, struct err *err) MT_CHECK;
-/* adapters_plan with r, alpha, patterns, rsLoRA, targets and layers from dir's adapter_config.json instead of the
+/* adapters_plan with r, alpha, patterns, rsLoRA, DoRA, targets and layers from dir's adapter_config.json instead of the
  * [lora] section. Follow with adapters_alloc and peft_load. */
 int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 

@@ -206,8 +206,8 @@ __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct sh
     return n;
 }
 
-/* Adds the parts of a row of kv, from row0 on, then of the entries, in the order of the tokens. What earlier chunks
- * added is in x.dkv and x.dentry; a row that no later token sees becomes bf16. */
+/* A block adds the parts of one row, in the order of the tokens: of kv, from row0 on; later blocks, of the entries.
+ * What earlier chunks added is in x.dkv and x.dentry; a row that no later token sees becomes bf16. */
 static __global__ void __launch_bounds__(SUM_THREADS)
     shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
 {

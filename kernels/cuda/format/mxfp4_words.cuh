@@ -84,8 +84,8 @@ static __device__ __forceinline__ struct mxfp4_factors mxfp4_factors_of(uint32_t
     return {by * 0x10001, scale > 128 && scale < 255 ? ((scale - 1) << 7) * 0x10001 : 0};
 }
 
-/* The eight weights of the bytes of c: pair i has nibbles i and i + 4. Fewer instructions than decode_word, and most of
- * them not those of the slower pipe. */
+/* The eight weights of the bytes of c: pair i has nibbles i and i + 4. Fewer instructions than decode_word: shifts,
+ * masks and bf16 products, without prmt. */
 static __device__ __forceinline__ void mxfp4_pairs(uint32_t pair[4], const struct mxfp4_factors &f, uint32_t c)
 {
 #pragma unroll

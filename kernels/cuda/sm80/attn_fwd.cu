@@ -5,8 +5,8 @@
  *   tile of keys that raises it rescales the sums.
  * Shapes: qkv [T, (H+K)*A+K*B] bf16, o [T, H*B] bf16, lse [T, H] f32 saved, cu [S+1] i32; T may be 0. B, the width of
  *   values, is A in most models.
- * Needs: A and B multiples of 8 up to 512, T < 2^29, scale > 0, rows of qkv and o aligned to 16 bytes; on Hopper 4 K
- *   bytes of scratch per BOUNDED_LEN tokens. Above 256 attn_wide.cu computes.
+ * Needs: A and B multiples of 8 up to 512, T < 2^29, scale > 0, rows of qkv and o aligned to 16 bytes. Above 256
+ *   attn_wide.cu computes. The Hopper kernels take scratch (scratch_attn_fwd).
  * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. One block of 4 warps
  *   per 128 (width 256: 64) queries of a sequence and head, 32 (16) per warp. Two cp.async stages of 64 (width 128,
  *   256: 32) keys and values; tiles that are masked for the whole block are not loaded. sm_90a: width 64, 238

@@ -122,8 +122,9 @@ template <int N> static __device__ __forceinline__ void weigh_row(float (&s)[N],
     }
     x->sum[h] += total[0] + total[1];
 }
-/* The same for both rows. max is raised only when a score exceeds it by more than `slack`: weights stay below 2^8, and
- * sums rarely change. The caller multiplies earlier sums by factor. */
+/* Finds the maximum of both rows, then weighs them. A maximum is raised only when a score exceeds it by more than
+ * `slack`, 8 / c in callers: so weights are at most 2^8, and sums rarely change. The caller multiplies earlier sums by
+ * factor. */
 template <int N>
 static __device__ __forceinline__ void online_softmax(float (&s)[N], struct softmax *x, float c, float slack)
 {
