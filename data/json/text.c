@@ -43,7 +43,7 @@ bool text_is_blank_json(struct json j)
 void text_put_bytes(struct text_buf *t, const char *text, int64_t size)
 {
     t->text = mem_reserve(t->text, &t->cap, t->size + size + 1, 1);
-    memcpy(t->text + t->size, text, (size_t)size);
+    if (size) memcpy(t->text + t->size, text, (size_t)size); /* text may be NULL */
     t->size += size;
     t->text[t->size] = 0;
 }
