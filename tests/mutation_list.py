@@ -292,6 +292,7 @@ MUTATIONS = [
     ("train/rollout/online_batches.c", "b->n_unit = MT_MAX", "(void)MT_MAX", "online:dynamic"),
     ("train/config/config_validate.c", "c->data.prompts ? DATA_AUTO : DATA_ROLLOUTS", "DATA_PREFERENCE",
      "online_runs:commands*"),
+    ("train/rollout/episodes.c", "if (doc && rc && refuses_the_model(p)) rc = 0;", "", "online_turns:refused*"),
     ("train/rollout/eval_reward.c", "v->cfg.eval.max_batches = n;", "", "online_runs:commands*"),
     ("train/rollout/online_batches.c", "p->given = p->mean;", "", "online_runs:sampler*"),
     ("train/reward/rewards.c", "if (stop && stop()) return 1;", "", "online_runs:stopped*"),

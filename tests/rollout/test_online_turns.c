@@ -261,9 +261,36 @@ static void failures(void **state)
     assert_says(said.err, "reward.game = environment needs environment.command");
 }
 
+/* A template that refuses what the model wrote ends completions, not the run; an environment that is never done gives
+ * no reward, which is said. */
+static void refused_turns(void **state)
+{
+    (void)state;
+    struct text_buf text = {0};
+    struct err err;
+    char strict[MT_PATH];
+    const char *config = config_of("usual", ""), *usual = config_of("usual", "");
+    snprintf(strict, sizeof(strict), "%s/strict.jinja", scratch_dir());
+    text_put(&text, "{%- for m in messages if m.role == 'assistant' and m.content != '.' and messages[-1].role == "
+                    "'user' %}{{- raise_exception('tags') }}"
+                    "{%- endfor %}");
+    text_put(&text, template);
+    if (file_write_atomic(strict, text.text, text.size, &err)) fail_msg("%s", err.msg);
+    text_free(&text);
+    if (RUN(SETS(config, "--set", set("data.chat_template", strict), "--set", "train.steps=1")))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "completions end before a turn that does not fit their tokens: ");
+    assert_true(number_of(config, "rollouts", "environment/unfit") > 0);
+    assert_true(number_of(config, "rollouts", "environment/turns/max") <= 1);
+    if (RUN(SETS(usual, "--set", "reward.odd=last_number reference=anser", "--set", "train.steps=1")))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "step 1: the reward odd is null for every completion and counts nothing: check its column");
+}
+
 int test_online_turns(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks), cmocka_unit_test(expert_parallel),
-                                       cmocka_unit_test(offline), cmocka_unit_test(limits), cmocka_unit_test(failures)};
+                                       cmocka_unit_test(offline),         cmocka_unit_test(limits),
+                                       cmocka_unit_test(failures),        cmocka_unit_test(refused_turns)};
     return cmocka_run_group_tests_name("online_turns", tests, NULL, NULL);
 }

@@ -23,6 +23,8 @@ struct place {
     struct sample_request request; /* the last one, without ids */
     /* of the first rank */
     struct text_buf messages, tools; /* JSON: members of the messages' list; the list of tools, empty: the row's */
+    struct text_buf others;          /* messages, with a dot in place of what the model wrote; its calls are there */
+    bool calls;                      /* the model's last turn has calls */
     struct text_buf text;            /* of the last turn */
     double reward;
     bool lost, cut; /* cut: no tokens are left for a further turn */
@@ -56,6 +58,7 @@ void episodes_close(struct episodes *e)
     for (int64_t i = 0; i < e->n; i++) {
         episode_free(&e->of[i].tokens);
         text_free(&e->of[i].messages);
+        text_free(&e->of[i].others);
         text_free(&e->of[i].tools);
         text_free(&e->of[i].text);
     }
@@ -105,12 +108,13 @@ static void put_list(struct text_buf *to, const char *list)
     text_put_bytes(to, list + 1, n - 2);
 }
 
-/* {"messages", "tools"?, other keys that the chat template reads}. NULL: an error. */
-static struct json_doc *conversation(const struct place *p, struct err *err)
+/* {"messages", "tools"?, other keys that the chat template reads}. messages: those of p, or `others`. NULL: an error.
+ */
+static struct json_doc *conversation_of(const struct place *p, const struct text_buf *messages, struct err *err)
 {
     struct text_buf all = {0};
     text_put(&all, "{\"messages\": [");
-    text_put_bytes(&all, p->messages.text, p->messages.size);
+    text_put_bytes(&all, messages->text, messages->size);
     text_put(&all, "]");
     if (p->tools.size) {
         text_put_key(&all, "tools");
@@ -126,19 +130,45 @@ static struct json_doc *conversation(const struct place *p, struct err *err)
     return doc;
 }
 
+static struct json_doc *conversation(const struct place *p, struct err *err)
+{
+    return conversation_of(p, &p->messages, err);
+}
+
+static void put_messages(struct place *p, const char *list)
+{
+    put_list(&p->messages, list);
+    put_list(&p->others, list);
+}
+
+/* The template refuses the conversation: whether the model's own text is why, such as tags of the template in it. Then
+ * the completion ends; else the program's messages are wrong. Of a turn with calls both may be. */
+static bool refuses_the_model(const struct place *p)
+{
+    struct token_list suffix = {0};
+    struct err why;
+    bool fits;
+    struct json_doc *doc = conversation_of(p, &p->others, &why);
+    const bool renders = doc && !turn_suffix(&suffix, &fits, p->all->opt.run, json_root(doc), p->tokens.ids.ids,
+                                             p->tokens.ids.count, &why);
+    token_list_free(&suffix);
+    json_free(doc);
+    return renders || p->calls;
+}
+
 /* The prompt after a reset. */
 static int begin(struct place *p, const struct environment_reply *reply, struct err *err)
 {
     const struct config *c = p->all->opt.run->cfg;
     const int64_t most = c->data.seq_len - c->objective.max_completion_length;
     struct prompt prompt = {.n_ends = 0};
-    put_list(&p->messages, p->row->text);
+    put_messages(p, p->row->text);
     if (reply->tools) text_put(&p->tools, reply->tools);
     if (!reply->tools && !strcmp(reply->messages, "[]")) {
         put_act(p, BEGIN, p->row->prompt.ids.ids, p->row->prompt.ids.count);
         return 0;
     }
-    put_list(&p->messages, reply->messages);
+    put_messages(p, reply->messages);
     struct json_doc *doc = conversation(p, err);
     int rc = doc ? prompt_messages(&prompt, p->all->opt.run, json_root(doc), "a reset", err) : -1;
     if (!rc && prompt.ids.count > most)
@@ -160,9 +190,10 @@ static int proceed(struct place *p, const struct environment_reply *reply, struc
     struct token_list suffix = {0};
     struct err why = {.msg = ""};
     bool fits = false;
-    put_list(&p->messages, reply->messages);
+    put_messages(p, reply->messages);
     struct json_doc *doc = conversation(p, err);
     int rc = doc ? turn_suffix(&suffix, &fits, e->opt.run, json_root(doc), held->ids, held->count, &why) : -1;
+    if (doc && rc && refuses_the_model(p)) rc = 0;
     if (doc && rc) rc = err_set(err, "environment.command: the messages of a reply: %s", why.msg);
     if (!rc && fits) p->cut = p->tokens.n + suffix.count >= e->opt.params.max_tokens;
     if (!rc && !fits) {
@@ -210,8 +241,13 @@ static int tell(struct place *p, const char *text, int64_t size, struct err *err
     struct text_buf message = {0};
     message_parse(&m, &in, text, size);
     turn_put_message(&message, &m);
+    p->calls = m.n_call > 0;
     if (p->messages.size) text_put(&p->messages, ", ");
     text_put(&p->messages, message.text);
+    m.content.size = m.reasoning.size = 0;
+    text_put(&m.content, ".");
+    if (p->others.size) text_put(&p->others, ", ");
+    turn_put_message(&p->others, &m);
     const int rc = environment_step(p->all->opt.environment, id_of(p), message.text, text, size, err);
     text_free(&message);
     message_free(&m);
@@ -307,6 +343,7 @@ static int finish(struct place *p, bool cut, struct err *err)
     p->all->n_ended++;
     episode_free(&p->tokens);
     text_free(&p->messages);
+    text_free(&p->others);
     return rc;
 }
 

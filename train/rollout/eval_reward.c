@@ -31,9 +31,9 @@ static int fit(struct evaluation *v, const char *adapter, struct err *err)
 static int open_all(struct evaluation *v, const char *adapter, struct comm *all, struct err *err)
 {
     struct run *r = &v->run;
-    if (run_open_headers(r, &v->cfg, err) || run_join(r, all, err) || online_open(&v->online, r, err)) return -1;
-    if (!r->eval.n_docs)
+    if (!v->cfg.data.eval[0] && !(v->cfg.data.eval_split > 0))
         return err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train");
+    if (run_open_headers(r, &v->cfg, err) || run_join(r, all, err) || online_open(&v->online, r, err)) return -1;
     return fit(v, adapter, err) || run_open_model(r, adapter, PLAN_GENERATE, err) ? -1 : 0;
 }
 

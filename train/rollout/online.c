@@ -190,6 +190,16 @@ static const struct round_sample *sample_at(const struct online *o, const struct
     return &c->of[row / n].round->samples[c->of[row / n].prompt * n + row % n];
 }
 
+/* A misspelt column, a program that does not run, an environment whose episodes never end: no number at all. */
+static void warn_of_nulls(const struct online *o)
+{
+    for (int64_t i = 0; i < rewards_count(o->rewards) && !o->run->par.all->rank; i++)
+        if (isnan(o->stats.mean[i]))
+            log_warn("step %lld: the reward %s is null for every completion and counts nothing: check its column, its "
+                     "program, or whether episodes end",
+                     (long long)o->first + 1, rewards_name(o->rewards, i));
+}
+
 /* The rows in memory, and what the log says of them. */
 static int take_rows(struct online *o, const struct choice *c, struct err *err)
 {
@@ -212,6 +222,7 @@ static int take_rows(struct online *o, const struct choice *c, struct err *err)
         mem_free(weights);
     }
     mem_free(values);
+    if (!rc) warn_of_nulls(o);
     return rc;
 }
 
