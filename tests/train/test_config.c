@@ -703,6 +703,12 @@ static void here_is_the_folder_of_the_file(void **state)
         assert_string_equal(c.reward.NAME, reward);
         check_round_trip(&c);
     }
+    struct config c = fresh();
+    struct err err;
+    assert_int_equal(config_set(&c, "model.path={here}/base", &err), -1);
+    assert_string_equal(err.msg,
+                        "--set model.path={here}/base: {here} is the folder of an INI file, which --set does not "
+                        "have: write the path");
 }
 
 /* Keys that have an effect only beside another key's value. */

@@ -641,6 +641,9 @@ int config_set(struct config *c, const char *assignment, struct err *err)
 {
     char where[128];
     snprintf(where, sizeof(where), "--set %.100s", assignment);
+    if (strstr(assignment, "{here}/"))
+        return err_set(err, "%s: {here} is the folder of an INI file, which --set does not have: write the path",
+                       where);
     char *copy = mem_strdup(assignment);
     int rc = set_trimmed(c, copy, where, err);
     mem_free(copy);
