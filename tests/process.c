@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "data/file/file.h"
@@ -90,6 +91,21 @@ int process_run(const char *const *words)
 {
     const char *dir = scratch_dir();
     return process_finish(dir, process_start(dir, words));
+}
+
+void process_in_pieces(const char *const *words, long ms)
+{
+    for (int i = 0; i < 60; i++) {
+        const char *dir = scratch_dir();
+        const pid_t pid = process_start(dir, words);
+        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+        kill(pid, SIGKILL);
+        const int rc = process_finish(dir, pid);
+        ms += ms / 8;
+        if (!rc) return;
+        assert_int_equal(rc, 1000 + SIGKILL);
+    }
+    fail_msg("the run makes no progress: %s", said.err);
 }
 
 const char *process_config(const char *more)

@@ -23,6 +23,8 @@ pid_t process_start_shell(const char *dir, const char *script, const char *const
 /* Returns the exit code, or 1000 + the signal that ended it; fills `said`. */
 int process_finish(const char *dir, pid_t pid);
 int process_run(const char *const *words);
+/* Kills the run after ms milliseconds and starts it again, with an eighth more each time, until it ends with 0. */
+void process_in_pieces(const char *const *words, long ms);
 #define RUN(...) process_run((const char *const[]){__VA_ARGS__, NULL})
 
 #define assert_says(text, part)                                                                                        \

@@ -1,11 +1,9 @@
 /* test_online_turns.c - online RL with an environment: the same bytes after any number of kills and for any number of
  * ranks, tokens without loss, limits, programs that fail. */
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "data/file/file.h"
@@ -140,22 +138,6 @@ static int64_t check_rows(const char *config)
     return most;
 }
 
-/* Kills a run every few milliseconds, and continues it. */
-static void run_in_pieces(const char *const *words, long ms)
-{
-    for (int i = 0; i < 60; i++) {
-        const char *dir = scratch_dir();
-        const pid_t pid = process_start(dir, words);
-        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-        kill(pid, SIGKILL);
-        const int rc = process_finish(dir, pid);
-        ms += ms / 8;
-        if (!rc) return;
-        assert_int_equal(rc, 1000 + SIGKILL);
-    }
-    fail_msg("the run makes no progress: %s", said.err);
-}
-
 static void kills_and_ranks(void **state)
 {
     (void)state;
@@ -166,7 +148,7 @@ static void kills_and_ranks(void **state)
     const long ms = (long)(clock_ms() - start);
     const char *killed = config_of("usual", "");
     const char *const words[] = {SETS(killed, "--set", "output.save_every=2"), NULL};
-    run_in_pieces(words, MT_MAX(60, ms / 5));
+    process_in_pieces(words, MT_MAX(60, ms / 5));
     assert_same_run(one, killed);
     const char *four = config_of("usual", "[parallel]\ncpu_ranks = 4\n");
     if (RUN(SETS(four))) fail_msg("%s", said.err);
