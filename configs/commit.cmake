@@ -3,7 +3,7 @@
 #   version    number at a commit with the tag vX.Y.Z; else number-dev+gCOMMIT, or number in a source archive
 #   commit     12 digits, with +changes when files differ from it
 #   epoch      seconds of the commit, or of the files of a source archive; SOURCE_DATE_EPOCH overrides it
-# With OUT it also writes version and commit to this C file; does not touch it when they are the same.
+# With OUT it also writes version and commit to the C file OUT, unless the file has them already.
 #   cmake -DSOURCE=DIR -DOUT=FILE -P commit.cmake
 function(describe result)
     execute_process(COMMAND git -C "${SOURCE}" ${ARGN} OUTPUT_VARIABLE out OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

@@ -28,7 +28,7 @@ def open_run(start):
     with open(ID_FILE + ".tmp", "w") as f:
         f.write(run.info.run_id + "\n")
     os.replace(ID_FILE + ".tmp", ID_FILE)
-    # MLflow refuses empty values and changed ones, so a continued run sends none.
+    # MLflow refuses empty parameters, and parameters that change, so a continued run sends no parameters.
     settings = {key: value[:500] for key, value in start.get("config", {}).items() if value}
     for first in range(0, len(settings), 100):  # at most 100 a call
         mlflow.log_params(dict(list(settings.items())[first:first + 100]))

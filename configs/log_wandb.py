@@ -19,7 +19,7 @@ GROUPS = {
 
 
 def run_id():
-    """The id of the earlier run in this directory, or a new one that a later run finds."""
+    """Returns the id of the earlier run in this directory, or makes a new id and stores it for later runs."""
     path = os.path.join(os.environ["MOETRAIN_OUTPUT_DIR"], "wandb_run")
     if os.environ["MOETRAIN_RESUMED"] == "1" and os.path.exists(path):
         with open(path) as f:
@@ -40,7 +40,7 @@ def main():
     start = json.loads(sys.stdin.readline())
     run = wandb.init(project=os.environ.get("WANDB_PROJECT", "moetrain"), name=os.environ["MOETRAIN_RUN_NAME"],
                      id=run_id(), resume="allow", config={k: v for k, v in start.items() if k != "event"})
-    # With a separate step, W&B also takes steps that a killed run had sent before.
+    # W&B's own step cannot go back. A separate metric `step` allows a continued run to send steps again.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     for line in sys.stdin:

@@ -1,5 +1,5 @@
 # package.cmake - `cmake --build BUILD --target package` writes an archive, a wheel and, with dpkg-shlibdeps, a .deb.
-# CPack includes this file again before it runs each generator, with the variables CPACK_* of the first time.
+# CPack includes this file again before it runs each generator, with the variables CPACK_* that the first inclusion set.
 if(NOT DEFINED CPACK_MOETRAIN_SOURCE) # included by CMakeLists.txt
     find_program(shlibdeps dpkg-shlibdeps)
     set(CPACK_GENERATOR External)

@@ -52,7 +52,7 @@ def write_archive(path, top, files, epoch):
 
 
 def place(path, data, info):
-    """Where a file of the prefix is in the wheel. PEP 770: the SBOM is beside the metadata."""
+    """Returns the path in the wheel for a file of the prefix. PEP 770: the SBOM is beside the metadata."""
     if path == "share/doc/moetrain/moetrain.spdx.json":
         return f"{info}/sboms/moetrain.spdx.json"
     if path == "share/doc/moetrain/copyright":
@@ -67,7 +67,7 @@ def record(files):
 
 
 def cuda_packages(version):
-    """An extra with the libraries that a build with CUDA opens; "" for one without."""
+    """Metadata of the extra `cuda`: the libraries that a build with CUDA opens. "" for a build without CUDA."""
     major = re.search(r"cuda(\d+)$", version)
     if not major:
         return ""

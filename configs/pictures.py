@@ -190,7 +190,7 @@ UNITS = {"B": 2.0**-30, "KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
 
 
 def memory_of(plan):
-    """{what: GiB in the backward pass} of the table of a plan, and GiB of pinned host memory."""
+    """Reads the table of a plan: returns {item: GiB in the backward pass} and the GiB of pinned host memory."""
     table = plan[plan.index("  memory  "):plan.index("\n  total ")]
     rows = re.findall(r"^  (\w.*?) {2,}(?:[\d.]+ \w+ +){2}([\d.]+) (\w+)", table, re.M)
     sums = collections.Counter()

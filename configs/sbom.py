@@ -31,7 +31,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def linked_archives(path):
-    """Paths of the archives of which the linker took members, without those of this build."""
+    """Paths of the archives that the linker took members from, except archives of this build."""
     with open(path, errors="replace") as f:
         found = {m.group(1) for m in re.finditer(r"^(/\S+\.a)\(\S+\)", f.read(), re.M)}
     if not found:
@@ -45,7 +45,7 @@ def query(*command):
 
 
 def owner(path):
-    """The installed package that has this file; on a merged /usr dpkg may know it without /usr."""
+    """The installed package that has this file; on systems with a merged /usr, dpkg may list the file without /usr."""
     for name in (path, path.removeprefix("/usr")):
         line = query("dpkg-query", "-S", name)
         if line:

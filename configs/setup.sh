@@ -105,7 +105,7 @@ find_nvcc() { # where CMake looks for it
     fi
 }
 
-# Sets cuda to `off` or the architectures of this machine's GPUs, and why.
+# Sets `cuda` to `off` or to the architectures of this machine's GPUs, and `why` to the reason.
 choose_for_this_machine() {
     local nvcc='' known='' found=() capability arch archs=() names='' usable=''
     if nvcc=$(find_nvcc); then known=$("$nvcc" --list-gpu-code); fi

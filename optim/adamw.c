@@ -35,7 +35,7 @@ static void update(struct device *dev, const struct optimizer *opt, int64_t firs
              tensor_rows(opt->state[STATE_V], at, n), tensor_rows(opt->grad, first, n), &s);
 }
 
-/* f32_to_bf16 in a form that a loop over values inlines, with the NaN of cuda_cast. */
+/* As f32_to_bf16, but short enough that the compiler inlines it in a loop. NaN becomes 0x7fff, as in cuda_cast. */
 static uint16_t bf16_of(float x)
 {
     const uint32_t bits = float_bits(x), rounded = bits + 0x7fff + (bits >> 16 & 1);

@@ -31,40 +31,40 @@ struct optimizer_kind {
         bool positive;    /* a value below zero is an error */
     } state[OPTIMIZER_STATES];
     int block;        /* values per scale of states that are 8-bit codes; 0: states are stat */
-    bool elementwise; /* a parameter's update reads its own values alone: ZeRO-1 divides the arrays anywhere */
+    bool elementwise; /* an update reads only values of its own parameter: ZeRO-1 may divide the arrays anywhere */
     /* Updates param[first .. first+n-1]; states begin at opt->first. */
     void (*update)(struct device *dev, const struct optimizer *opt, int64_t first, int64_t n,
                    const struct optimizer_step *step);
-    /* update of one group, with arrays in host memory; grad and working [n] of the group: working = param, rounded to
-     * nearest even. The bits are those of update and op_cast on a GPU, with any number of threads. NULL: states and
-     * masters stay on the device. */
+    /* Updates one group on the CPU; all arrays are in host memory. grad and working are the [n] of the group; it sets
+     * working = param, rounded to nearest even. The bits are those of update and op_cast on a GPU, with any number of
+     * threads. NULL: states and masters stay on the device. */
     void (*host_update)(const struct optimizer *opt, const struct param_group *group, const float *grad,
                         uint16_t *working, const struct optimizer_step *step, int n_threads);
 };
 extern const struct optimizer_kind optimizer_adamw, optimizer_adamw8;
 
 /* The update on the CPU: masters and states are in dev->host. The backward pass copies the gradients of a layer out
- * when they are complete. host_update_note only notes the step: a layer is updated when the next pass comes to it,
- * while the GPU computes the layers before (host_update.c). */
+ * when they are complete. host_update_note only records the step. The CPU updates a layer when the next forward pass
+ * reaches it, while the GPU computes the layers before it (host_update.c). */
 struct host_update {
-    struct tensor grad;         /* [n_flat] f32, of the noted step */
-    struct tensor working;      /* [n_flat] bf16, on their way to `to` */
+    struct tensor grad;         /* [n_flat] f32, of the recorded step */
+    struct tensor working;      /* [n_flat] bf16, to be copied to `to` */
     struct tensor to;           /* [n_flat] bf16 on the device: working copies of param */
-    struct optimizer_step step; /* the noted step */
+    struct optimizer_step step; /* the recorded step */
     int64_t n_layer;
-    bool *copied, *pending; /* [n_layer] the layer's gradients of this pass are copied to the host; its update for the
-                               noted step is still to be made */
+    bool *copied, *pending; /* [n_layer] copied: this pass's gradients of the layer are on the host; pending: the
+                               layer's update for `step` is still to be made */
     double *ms;             /* [1] the time of all updates so far */
-    int grad_ticket, working_ticket; /* of the copies of gradients to the host, and of working copies to the device */
+    int grad_ticket, working_ticket; /* for copies of grad to the host; for copies of working to the device */
 };
 
 struct optimizer {
     const struct optimizer_kind *kind;
     struct tensor param, grad;             /* flat [n] stat, owned by the caller */
-    struct tensor state[OPTIMIZER_STATES]; /* [n_state] stat; of param[first .. first+n_state-1], the part that this
-                                              process updates. n_state < n: ZeRO-1 */
+    struct tensor state[OPTIMIZER_STATES]; /* [n_state] stat, for param[first .. first+n_state-1], the part that this
+                                              process updates; n_state < n only with ZeRO-1 */
     struct tensor scale[OPTIMIZER_STATES]; /* [n_state / block] f32, of 8-bit states, which are u8 */
-    struct tensor map;                     /* [2, 256] f32: values of their codes, with a sign and without */
+    struct tensor map;                     /* [2, 256] f32: values of the 8-bit codes, signed and unsigned */
     int64_t first, n_state;
     const struct param_group *group; /* [n_group] sorted by `first`, owned by the caller */
     int64_t n_group;                 /* 0: one group of all parameters */
@@ -72,7 +72,7 @@ struct optimizer {
     double beta1, beta2, eps, weight_decay, clip_norm;
     int64_t step;            /* number of updates done */
     bool host_states;        /* the states are in dev->host instead of dev->state */
-    bool cpu_update;         /* the masters are there too, and the CPU makes the update; not with ZeRO-1 */
+    bool cpu_update;         /* param is in dev->host too, and the CPU makes the update; not with ZeRO-1 */
     struct host_update host; /* if cpu_update */
 };
 
