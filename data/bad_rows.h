@@ -13,8 +13,8 @@ struct bad_rows {
 };
 /* Counts a bad row; the first ones keep their reason. False: BAD_ROWS_MOST are bad, so the caller stops reading. */
 bool bad_rows_add(struct bad_rows *b, const struct err *why);
-/* An error if some of the n_row rows that were read are bad: its text is the reason of a single one. If there are
- * several, their reasons are logged. */
+/* An error if some of the n_row rows that were read are bad. The error of a single bad row has its reason; with several
+ * bad rows, the reasons are logged. */
 int bad_rows_check(const struct bad_rows *b, int64_t n_row, const char *path, struct err *err) MT_CHECK;
 
 #endif

@@ -1,8 +1,8 @@
 /* dataset.c - rows -> token ids and loss mask.
  *
  * Each row becomes samples (rows.h): a text, the byte spans of it that carry loss, and whether eos follows. A text is
- * tokenised once, as a whole, and a token is a target when it overlaps a span. It is divided only where the prompt of
- * an answer of preference rows must have the tokens that it has alone (encode). The result can be kept in a cache file
+ * tokenised once, as a whole, and a token is a target when it overlaps a span. Only preference rows divide a text, if
+ * their prompt would otherwise have other tokens than at inference (encode). The result can be kept in a cache file
  * named after the hash of everything it depends on. A cache file that fails its check is ignored. */
 #include "data/dataset.h"
 
@@ -427,7 +427,7 @@ static struct dataset dataset_like(const struct dataset *ds)
     return like;
 }
 
-/* Repeats or samples the units from `first` on, those of one file, according to its weight. */
+/* Repeats or samples the units of one file, those from `first` on, according to the file's weight. */
 static void weigh(struct dataset *ds, int64_t first, double weight)
 {
     int64_t n = dataset_units(ds) - first, whole = (int64_t)weight;

@@ -81,8 +81,8 @@ static int64_t window_take(struct window *w, int64_t k, int64_t pack)
     return size;
 }
 
-/* The largest sum <= room of a subset of size[n]. last[s] - 1 is the index of the last size of the sum s, whose other
- * sizes come before it; 0: no such sum. last and prev have room + 1 entries. */
+/* The largest sum <= room of a subset of size[n]. last[s] - 1 is the index of the last size in the sum s; the other
+ * sizes of that sum have lower indexes. last[s] = 0: no subset has the sum s. last and prev have room + 1 entries. */
 static int64_t subset_sum(uint8_t *restrict last, uint8_t *restrict prev, const int64_t *size, int64_t n, int64_t room)
 {
     int64_t best = room;
@@ -108,7 +108,7 @@ static int64_t pack_documents(int64_t *pack_of, const struct dataset *ds, const 
     int64_t n_packs = 0;
     for (window_fill(&w); w.n; n_packs++) {
         int64_t room = seq_len;
-        /* In order, while the window has too few documents to choose from for the remaining room. */
+        /* Takes documents in order, while the window has too few documents to choose from for the remaining room. */
         while (w.n && w.size[0] <= room && (room == seq_len || w.total < 2 * room)) room -= window_take(&w, 0, n_packs);
         for (int64_t s = subset_sum(last, prev, w.size, w.n, room); s > 0;) s -= window_take(&w, last[s] - 1, n_packs);
     }

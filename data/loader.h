@@ -15,18 +15,19 @@ struct batch {
     int32_t *prefix;                        /* [n_seq]; NULL: none */
     int32_t *label_row;                     /* [n_label] ascending rows t with a labelled next token */
     int32_t *label_id;                      /* [n_label] that next token: tok[t+1] */
-    int32_t *topk_id;      /* [n_label, dataset.topk.n_top] its likeliest tokens by a teacher; or NULL */
+    int32_t *topk_id;      /* [n_label, dataset.topk.n_top] the teacher's likeliest tokens for each label; or NULL */
     float *topk_logprob;   /* [n_label, dataset.topk.n_top] */
     int64_t n_unit;        /* pairs of answers; without pairs, documents */
     int64_t n_answer;      /* answers of preference rows and rollouts, else 0. Each is a document; in pairs chosen and
                               rejected alternate */
     int64_t n_chosen;      /* labels of the completions of chosen answers */
     int32_t *answer_cu;    /* [n_answer+1] labels [cu[a], cu[a+1]) are of answer a; NULL: no answers */
-    int32_t *answer_first; /* [n_answer] the first of them in the completion; those before it are of the prompt */
+    int32_t *answer_first; /* [n_answer] the first label in the completion; labels before it are of the prompt */
     int32_t *good;         /* [n_answer] of labelled rows; or NULL */
     int64_t *answer_doc;   /* [n_answer] its document */
     double *reference;     /* [n_answer, 2] of the data set; or NULL */
-    double *row_values;    /* this and the next three: of rollouts, set by train/policy (struct model_batch); or NULL */
+    double *row_values;    /* this and the next three are for rollouts, set by train/policy (struct model_batch); or
+                              NULL */
     float *old_nll, *reference_nll, *is_weight;
     uint16_t *choices; /* [n_tok, ..] given experts (struct model_batch); or NULL */
 };

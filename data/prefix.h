@@ -1,6 +1,5 @@
-/* prefix.h - documents of a micro-batch that begin with the same tokens, as answers to one prompt do: these tokens
- * once.
- */
+/* prefix.h - documents of a micro-batch that begin with the same tokens, as answers to one prompt do: keeps these
+ * tokens once. */
 #ifndef MT_PREFIX_H
 #define MT_PREFIX_H
 
@@ -10,8 +9,8 @@
  * the first lose the rows that they have in common with it, up to the row that predicts their first labelled token; b
  * gets a prefix if there are such rows. Labels, and their order, stay the same; a document without labels keeps its
  * rows. Losses and gradients are those of the whole documents, except for what depends on all rows of a batch:
- * auxiliary losses, dropout, noise. The model must take prefixes (model_takes_prefixes). b has none before, as
- * batch_open makes it. */
+ * auxiliary losses, dropout, noise. The model must take prefixes (model_takes_prefixes). On entry b has no prefixes, as
+ * after batch_open. */
 void prefix_share(struct batch *b, int64_t group);
 
 #endif

@@ -62,7 +62,7 @@ struct json_doc *row_parse(const char *text, int64_t size, const char *name, str
     return doc;
 }
 
-/* V4's marks; V3 and V3.1 lack the last two, and have templates. */
+/* Whether the tokenizer has the marks of DeepSeek V4. V3 and V3.1 lack the last two, and have templates. */
 static bool is_deepseek_v4(const struct tokenizer *tok)
 {
     static const char *const marks[] = {"<｜begin▁of▁sentence｜>",
@@ -154,7 +154,7 @@ static bool is_empty(struct json j)
     return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && !size;
 }
 
-/* The turns of one form under the key of the other are an error that names the columns to set. */
+/* Messages under `conversations`, or turns of sharegpt under `messages`, are an error that names the columns to set. */
 static int check_turns(const struct row_reader *r, struct json list, const char *turn, const char *other,
                        const char *columns, struct err *err)
 {
@@ -452,7 +452,7 @@ static int read_message_lists(struct row_reader *r, struct json row, struct err 
 
 /* ---- plain text ---- */
 
-/* A system prompt or tools beside texts, which have no place for them. */
+/* Records an error if a row of texts also has a system prompt or tools, for which texts have no place. */
 static int check_beside_texts(struct row_reader *r, struct json row, struct err *err)
 {
     static const char *const keys[] = {"system", "tools"};
@@ -551,7 +551,7 @@ int row_columns_check(const char *columns, struct err *err)
 
 static int read_row(struct row_reader *r, struct json row, struct err *err);
 
-/* Reads the object of `keys`, which begin with a comma, in the place of `row`. */
+/* Makes an object of `keys`, a text that begins with a comma, and reads it instead of `row`. */
 static int read_keys(struct row_reader *r, struct json row, struct text_buf *keys, struct err *err)
 {
     struct err why;
@@ -635,7 +635,7 @@ static int read_tokens(struct row_reader *r, struct json row, struct err *err)
     return 0;
 }
 
-/* A message about a row without its name, which the next message begins with. */
+/* The message without the row's name at its start, for a caller that puts the name before it. */
 static const char *without_name(const char *msg, struct json row)
 {
     const char *name = json_name(row);

@@ -78,7 +78,7 @@ struct row_reader {
     int64_t span[2];
     struct token_row tokens;
     bool worse;             /* DATA_PREFERENCE: read the rejected answer, not the chosen one */
-    bool lost;              /* the text of the chosen answer lacks a part, which is said once for both */
+    bool lost;              /* the text of the chosen answer lacks a part; both answers share one warning */
     bool good, tied;        /* of the last row: the label of DATA_LABELLED; it has no preference, and no samples */
     struct text_buf answer; /* the answer as a row of prompt and completion */
     struct json_doc *answered;

@@ -208,7 +208,7 @@ static int open_shards(struct safetensors *st, const char *dir, struct err *err)
     return 0;
 }
 
-/* Removes the names of shards that do not exist, unless none does: opening the first one then says so. */
+/* Removes the names of shards that do not exist. It is an error when none exists. */
 static int leave_out_missing(struct safetensors *st, const char *dir, struct err *err)
 {
     char path[MT_PATH];
@@ -253,8 +253,8 @@ static int check_names(const struct safetensors *st, struct err *err)
     return 0;
 }
 
-/* Removes copies of tensors that the index says are in another file. Says what it does, and which tensors the index
- * does not name. */
+/* Removes copies of tensors that the index says are in another file. Logs how many it removed, and how many tensors the
+ * index does not name. */
 static void leave_out_copies(struct safetensors *st, struct json map, const char *path)
 {
     int64_t n = 0, n_copy = 0, n_new = 0;
@@ -333,7 +333,7 @@ static int open_single(struct safetensors *st, const char *dir, const char *name
     return check_names(st, err);
 }
 
-/* A directory without the weights of transformers' layout: says what is there instead. */
+/* The error for a directory without weights in transformers' layout: names the other weights that are there. */
 static int no_weights(const char *dir, struct err *err)
 {
     static const struct {

@@ -5,7 +5,7 @@
 #include <float.h>
 #include <math.h>
 
-/* Logs of probabilities are rounded to float, or less: their sum may exceed 1 by so much. */
+/* Log-probabilities are rounded to float precision or less: the probabilities' sum may exceed 1 by this much. */
 #define SUM_TOLERANCE 1e-3
 
 static void reserve(struct token_row *t, int64_t n)

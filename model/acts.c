@@ -139,7 +139,7 @@ static void push_counted(const struct acts_plan *p, struct acts *s, enum acts_gr
     s->bytes[p->layer][g] = arena_mark(&p->dev->work) - mark;
 }
 
-/* The groups of a layer that are saved on the device, or those that are not saved. */
+/* Allocates the groups of a layer that are saved on the device, or those that are not saved. */
 static void push_groups(struct acts_plan *p, struct acts *s, const struct adapters *ad, int64_t layer, bool saved)
 {
     bool host[ACTS_GROUPS] = {false};
@@ -150,8 +150,8 @@ static void push_groups(struct acts_plan *p, struct acts *s, const struct adapte
         if (p->saved[g] == saved && !host[g]) push_counted(p, s, g);
 }
 
-/* The groups of one kind in host memory take turns in the places of a ring. A dry run may save fewer of them than were
- * opened: the others copy nothing. */
+/* Allocates the places on the device that groups of one kind in host memory share in turn. A dry run may save fewer
+ * groups than the ring was opened for: the others copy nothing. */
 static void push_ring(struct acts *s, enum offload_kind kind, struct acts_plan *p, const struct adapters *ad)
 {
     struct host_ring *r = &s->offload[kind];

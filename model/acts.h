@@ -135,7 +135,7 @@ struct moe_acts {
     struct tensor share; /* [T, J] stat: the router's gates before gate_scale multiplies them; route.gate has the
                             products. Absent without gate_scale */
     struct tensor router_in, drouter_in; /* [T, D] act: views that ffn_parallel.c and ffn_latent.c set; absent: the
-                                            input of the experts. The router adds to drouter_in */
+                                            router reads the input of the experts. The router adds to drouter_in */
     struct tensor logits;         /* [T, E] stat; only when the router's backward or the auxiliary loss reads them */
     struct tensor pre;            /* [M, glu_cols(F)] act, expert order */
     struct tensor up_xa, down_ha; /* [M, R] act */
@@ -195,7 +195,7 @@ struct layer_acts {
     struct tensor x;                    /* [T, D] act; with N streams [T, N*D] */
     struct tensor attn_norm, attn_rstd; /* [T, D] act, [T] stat: input of the mixer */
     struct tensor h;                    /* [T, D] act: x + mixer; with streams the mixer's output alone; absent without
-                                           mixer, and without network unless it is recomputed */
+                                           mixer, and in layers without network if MIXER is saved */
     struct tensor ffn_norm, ffn_rstd;   /* [T, D] act, [T] stat: input of the feed-forward network */
     struct tensor mixer_res, ffn_res;   /* what the mixer and the network add their outputs to: views that block.c
                                            sets, of x and h; absent with streams */
@@ -246,9 +246,9 @@ struct acts {
 
 /* Bytes of a layer's group that would be copied to host memory, in the last acts_push. */
 int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind);
-/* Number of layers whose x is on the device while the others are in host memory: half of all, from 3 to
- * HOST_RING_SLOTS. More give a copy more time: it may have to wait for longer copies of a network and of experts
- * (tests/notebook/memory.md). */
+/* Number of layers whose x is on the device while the others are in host memory: half of all, at least 3 and at most
+ * HOST_RING_SLOTS. With more layers a copy has more time: it may have to wait for longer copies of a network or of
+ * experts (tests/notebook/memory.md). */
 int64_t acts_input_slots(int64_t n_layer);
 /* Allocates the host tables. */
 void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int n_ep);

@@ -158,7 +158,7 @@ int cache_take(struct cache *c, int64_t n_tok)
     return seq;
 }
 
-/* The sequence gets the pages that n tokens need; they were promised. */
+/* Gives the sequence the pages that n_tok tokens need, which it has reserved. */
 static void hold(struct cache_class *k, int64_t seq, int64_t n_tok)
 {
     const int64_t n = pages_of(k, n_tok);

@@ -4,7 +4,7 @@
  * A sequence has a slot: a row of every state, and pages. In layers with a window the pages are a ring, long enough for
  * window and chunk. In the others they come from a pool: a new sequence reserves the pages of all tokens that it may
  * have, and takes them as it grows. So a sequence that has begun always finishes. A forked sequence shares the full
- * pages of the first one, which nobody writes any more; the last page, rings and states are copied.
+ * pages of the first one, which no sequence writes any more; the last page, rings and states are copied.
  *
  * A pass with model_pass.cache adds tokens to some sequences, in any order: any number if these are all empty
  * (prefill), else at most `chunk` to each (decode). */
@@ -33,8 +33,8 @@ struct cache {
     } * seqs;                  /* [n_seq] host */
 };
 
-/* Allocates pages and states in `arena` of dev, whose owner releases it; a dry run counts their bytes. Error: too
- * many pages for their numbers. */
+/* Allocates pages and states in `arena` of dev, whose owner releases it; a dry run counts their bytes. Error: more
+ * pages than 31-bit page numbers can name. */
 int cache_open(struct cache *c, struct device *dev, struct arena *arena, const struct arch *a,
                const struct cache_size *size, struct err *err) MT_CHECK;
 void cache_close(struct cache *c); /* frees the host tables; c may be zeroed */
@@ -45,7 +45,7 @@ int cache_take(struct cache *c, int64_t n_tok);
 int cache_fork(struct cache *c, struct device *dev, int seq, int64_t n_tok);
 /* Whether cache_fork of a sequence of len tokens would find room. */
 bool cache_fork_fits(const struct cache *c, int64_t len, int64_t n_tok);
-/* The sequence may have n_tok tokens; false: there is no room now. */
+/* Reserves pages so that the sequence may have n_tok tokens; false: there is no room now. */
 bool cache_extend(struct cache *c, int seq, int64_t n_tok);
 void cache_drop(struct cache *c, int seq);
 int64_t cache_len(const struct cache *c, int seq);

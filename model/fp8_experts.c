@@ -17,7 +17,7 @@ float fp8_expert_step(int32_t low, int32_t high)
     return high < 255 && high - low < BINADES && high > HIGHEST ? e8m0_value((uint32_t)(high - HIGHEST)) : 0;
 }
 
-/* The steps of all experts, from the device. Returns how many are exact. */
+/* Computes the steps (proj_fp8) of all experts and copies them to the host. Returns how many are exact. */
 static int64_t find_steps(struct device *dev, const struct weight *w, struct tensor step, float *host)
 {
     const int64_t mark = arena_mark(&dev->work);

@@ -1,4 +1,4 @@
-/* layer_costs.h - in dry runs: what the passes of a layer take, measured once for layers that are equal. Plans make
+/* layer_costs.h - in dry runs: memory and work of a layer's passes, measured once for layers that are equal. Plans make
  * thousands of dry runs of models with dozens of equal layers. */
 #ifndef MT_LAYER_COSTS_H
 #define MT_LAYER_COSTS_H
@@ -18,7 +18,7 @@ struct layer_pass {
 };
 enum { LAYER_PASSES = 8, LAYER_COSTS = 256 };
 struct layer_costs {
-    bool adapted; /* the layers have the adapters of such a pass already */
+    bool adapted; /* the layers already have the adapters for a pass like adapted_for */
     struct layer_pass adapted_for;
     int64_t n_pass, n;
     struct {

@@ -73,7 +73,7 @@ struct amax_row {
 };
 struct amax_table {
     bool weights;       /* those of the weights are kept */
-    bool known;         /* those of the weights are computed or loaded: not computed again */
+    bool known;         /* those of the weights are computed or loaded; they are not computed again */
     bool calibrated;    /* those of the inputs are */
     struct tensor flat; /* f32 on the device: struct qat's; ndim 0: nothing is kept */
     int64_t n_rows;
@@ -140,8 +140,8 @@ void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);
 /* Bytes on dev->host of adapters whose states are in host memory. ad itself may have its states on the device. */
 int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update);
-/* The layers of ad with scale 0, for forward passes; A and B are those of ad. The products are those of the adapted
- * model, so both have the same bits while B is 0. */
+/* The layers of ad with scale 0, for forward passes of a reference; A and B are those of ad. The reference then runs
+ * the same kernels as the adapted model, so both give the same bits while B is 0. */
 void adapters_without_effect(struct adapters *like, const struct adapters *ad);
 /* A uniform in +-1/sqrt(in), B zero. Each parameter has a random stream keyed by its name, so that its values do not
  * depend on the other targets. */
@@ -152,12 +152,13 @@ void adapters_freeze(struct adapters *ad, struct device *dev, int64_t layer);
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer);
 /* Call it when the gradients of a layer are complete for this step. With cpu_update it copies them to the host. */
 void adapters_complete(struct adapters *ad, struct device *dev, int64_t layer);
-/* Call it before ops that read the working copies of a layer: makes the update that adapters_update noted. */
+/* Call it before ops that read the working copies of a layer: makes the layer's update of the step that adapters_update
+ * recorded. */
 void adapters_need(const struct adapters *ad, struct device *dev, int64_t layer);
 /* adapters_need for all layers; the arrays in dev->host may then be read and written. */
 void adapters_settle(const struct adapters *ad, struct device *dev);
-/* One optimizer step; with cpu_update only noted, for adapters_need. With ZeRO-1 each rank updates its part, then the
- * parts are all-gathered. */
+/* One optimizer step; with cpu_update it is only recorded, and adapters_need makes it. With ZeRO-1 each rank updates
+ * its part, then the parts are all-gathered. */
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm);
 /* The logical layout. Host arrays and files use it; it does not depend on the device or the number of ranks. */
 const struct adapters *adapters_logical(const struct adapters *ad);
@@ -178,8 +179,8 @@ void adapters_free(struct adapters *ad); /* frees the host tables */
 
 /* A target's padded rank on a device that needs multiples of `multiple`; q, k and v have the largest of the three. */
 int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int64_t multiple);
-/* Trained ranks of the matrices of target t in a layer with the product q: of a stack those of all its experts, with
- * ad->budget rounded down to whole ranks, at least 1. */
+/* Number of trained ranks of target t in a layer, whose product is q. For a stack it is the sum over its experts;
+ * ad->budget of that sum is rounded down, to at least 1. */
 int64_t adapters_trained_ranks(const struct adapters *ad, const struct product *q, enum lora_target t);
 /* The largest lora rank of the trained targets. */
 int64_t adapters_max_rank(const struct adapters *ad);

@@ -1,4 +1,5 @@
-/* lora_init.c - the first values of adapters by lora.init, from decoded weights, on the CPU. For W [out, in], scale s:
+/* lora_init.c - the initial values of adapters by lora.init, from decoded weights, on the CPU.
+ * For W [out, in] and scale s:
  *   pissa  B A = the best approximation of W = U S V^T of rank r (arXiv:2404.02948): A = (S/s)^1/2 V^T, B = U (S/s)^1/2
  *   olora  B A = Q R of the first r columns of W (arXiv:2406.01775): B = Q, A = Q^T W
  * PEFT trains these on W - s B A. Here the experts stay packed, so W does not change: the ranks from r on are frozen at

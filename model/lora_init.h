@@ -1,4 +1,4 @@
-/* lora_init.h - the first values of adapters that the weights determine: PiSSA and OLoRA. */
+/* lora_init.h - initial values of adapters that follow from the weights: PiSSA and OLoRA. */
 #ifndef MT_LORA_INIT_H
 #define MT_LORA_INIT_H
 

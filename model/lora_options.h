@@ -39,7 +39,7 @@ enum lora_target {
     LORA_TARGETS
 };
 
-/* First values of new adapters: A random and B zero, or from the weights (model/lora_init.c). */
+/* Initial values of new adapters: A random and B zero, or from the weights (model/lora_init.c). */
 enum lora_init { LORA_INIT_DEFAULT, LORA_INIT_PISSA, LORA_INIT_OLORA };
 struct lora_options {
     int64_t r;

@@ -1,4 +1,4 @@
-/* lora_routing.h - lora.r_by = routing: ranks for the experts that the router uses most. */
+/* lora_routing.h - lora.r_by = routing: lora ranks for only the experts that the router uses most. */
 #ifndef MT_LORA_ROUTING_H
 #define MT_LORA_ROUTING_H
 

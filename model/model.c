@@ -324,7 +324,8 @@ static const struct adapters *pass_adapters(const struct model *m)
     return m->pass.adapters ? m->pass.adapters : &m->adapters;
 }
 
-/* Whether the layers of a dry run have the adapters of such a pass already: the pass before had the same settings. */
+/* Whether the layers of a dry run already have the adapters that this pass needs, because the previous pass had the
+ * same settings. */
 static bool adapted_before(struct model *m)
 {
     const struct layer_pass pass = {
@@ -526,8 +527,8 @@ static uint64_t hash_words(uint64_t hash, const void *p, size_t bytes) /* FNV-1a
     return hash;
 }
 
-/* Where the tensors of cache, adapters and recorded choices are; the number of tokens of each adapter where products of
- * latent attention are made for each. */
+/* Hashes the addresses of the tensors of cache, adapters and recorded choices. If latent attention makes a product for
+ * each adapter, also hashes where the adapters' tokens begin. */
 static uint64_t places_of(const struct model *m)
 {
     const struct cache *c = m->pass.cache;

@@ -49,8 +49,9 @@ struct model_options {
     int64_t host_bytes[OFFLOAD_KINDS];   /* for SAVE_*_HOST: bytes of a layer's group in the largest micro-batch */
     int64_t expert_layers, expert_bytes; /* host_layers, host_bytes of struct weights_options */
     bool host_moments;                   /* the optimizer moments are kept in dev->host */
-    bool cpu_update;            /* the masters are there too, and the CPU makes the update (struct host_update) */
-    double aux_coef;            /* 0: no auxiliary loss */
+    bool cpu_update;                     /* the masters are in dev->host too, and the CPU makes the update (struct
+                                            host_update) */
+    double aux_coef;                     /* 0: no auxiliary loss */
     bool aux_pooled;            /* over all layers as in transformers; false: per layer as in Megatron (struct aux) */
     struct quantize quantize;   /* matrices to pack in 4 bits while loading */
     int64_t ce_chunk;           /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */
@@ -184,7 +185,7 @@ struct model {
     const int32_t *group_cu;
     struct site_acts end; /* of several streams, before the final norm */
     struct tensor dres;   /* [T, D], with N streams [T, N*D]: gradient of a layer's output in the backward pass */
-    int64_t loss_mark;    /* of dev->work: model_bwd releases what was allocated after it, once it has used it */
+    int64_t loss_mark;    /* mark of dev->work: model_bwd uses what was allocated after it, then releases that */
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
     struct teacher kl;                            /* of a pass that distils; else without tensors */
     struct answers answers;                       /* of objective_preference, as the two below */
@@ -231,10 +232,10 @@ void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, flo
 void model_nll(struct model *m, float *nll);
 /* nll, entropy [n_label] host: of each labelled token at the temperature of objective_policy; entropy may be NULL. */
 void model_policy_values(struct model *m, float *nll, float *entropy);
-/* After model_begin of a pass that wants a reference: nll [n_label] host, of each labelled token by it. */
+/* After model_begin of a pass with a reference: nll [n_label] host, the reference's for each labelled token. */
 void model_policy_reference(struct model *m, float *nll);
-/* After model_begin of a pass with objective_preference: what the reference gives the answers, for a later batch:
- * reference [n_answer, 2] host. */
+/* After model_begin of a pass with objective_preference: the reference's log-probabilities of the answers, for a later
+ * batch: reference [n_answer, 2] host. */
 void model_read_reference(struct model *m, double *reference);
 /* Tokens drawn after n rows of the micro-batch (op_sample); all in host memory. */
 struct model_draw {

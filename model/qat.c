@@ -146,7 +146,8 @@ bool qat_is_adapted(const struct qat *q, const struct arch *a, const struct adap
     return any;
 }
 
-/* With any scale rule the values of an MXFP4 block have codes at the block's new scale, so they do not change. */
+/* Whichever scale the rule chooses for an MXFP4 block, the block's values have codes at that scale, so they do not
+ * change. */
 bool qat_is_identity(const struct qat *q, const struct arch *a, const struct adapters *ad, enum weight_format experts)
 {
     const struct fakequant *w = &q->opt.weights;

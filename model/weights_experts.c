@@ -20,8 +20,8 @@ static struct name expert_name(const struct weights_read *f, const char *pattern
     return n;
 }
 
-/* Who reads what is read from now on: this rank's experts or, with `other`, those of other ranks. Every rank reads a
- * dense layer. */
+/* Sets which ranks read the tensors that follow: those of this rank's experts or, with `other`, those of other ranks'
+ * experts. Every rank reads a dense layer. */
 static void read_experts(struct weights_read *f, bool other)
 {
     f->ck.reader = !arch_is_routed(f->a, f->layer) ? READ_BY_ALL : other ? READ_ELSEWHERE : READ_HERE;

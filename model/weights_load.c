@@ -174,8 +174,8 @@ static void open_host_experts(struct weights_read *f, const struct weights_optio
     for (int64_t s = 0; s < r->n_slot; s++) r->slot[s] = arena_push(&f->dev->weights, opt->host_bytes);
 }
 
-/* After an error: replaces it by that of a missing file or an unsupported format, if there is one, because the error
- * follows from it. */
+/* After an error: if a file is missing or a format is unsupported, replaces the error by that one, which is the
+ * cause. */
 static void explain(const struct weights_read *f, struct err *err)
 {
     if (!checkpoint_check_missing(&f->ck, err)) (void)!formats_check(f->ck.st, f->a, err);

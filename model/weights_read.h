@@ -48,7 +48,8 @@ int weights_read_put_f32(struct weights_read *f, void *dst, const struct st_tens
  * the shape of w. */
 int weights_read_stack(struct weights_read *f, struct weight *w, const struct source *s, int64_t n, enum role role);
 /* Writes weights.experts, from the first routed experts, or from dense layers where there are none. held: the format in
- * memory, unless they are packed; stored: that of a source which is decoded while it is loaded, else NULL. */
+ * memory, unless the experts are packed; stored: the format of a source that is decoded while it is loaded, else
+ * NULL. */
 void weights_read_describe(struct weights_read *f, enum weight_format held, bool nested, const char *stored,
                            bool packed);
 /* A matrix; the weight of a norm. name is the whole name. */

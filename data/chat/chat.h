@@ -1,4 +1,4 @@
-/* chat.h - options of a rendering, and the key of an answer that has its reasoning. */
+/* chat.h - options of a rendering, and the key under which a message has its reasoning. */
 #ifndef MT_CHAT_H
 #define MT_CHAT_H
 
@@ -11,7 +11,8 @@ struct chat_options {
     bool generation_prompt; /* end with the header of an answer */
     int64_t leave_out;      /* number of messages at the end to ignore */
     const bool *mute;       /* [messages] answers without loss (chat_samples.h); NULL: none */
-    int64_t (*places)[2];   /* [messages] set: bytes [begin, end) of each in the text (jinja.h); NULL: not wanted */
+    int64_t (*places)[2];   /* [messages] output: bytes [begin, end) of each message in the text (jinja.h); NULL: not
+                               wanted */
 };
 #define CHAT_DATE "2025-06-28" /* used when the options have no date */
 

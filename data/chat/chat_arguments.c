@@ -5,7 +5,7 @@
 
 #include "data/json/text.h"
 
-/* Whether `arguments` must be rewritten for this form. For objects also null, which becomes {}. */
+/* Whether `arguments` must be rewritten for this form. OBJECT also rewrites null, as {}. */
 static bool is_other(struct json arguments, enum chat_arguments form)
 {
     const enum json_type type = json_type(arguments);

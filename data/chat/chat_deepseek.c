@@ -181,7 +181,8 @@ static int put_members(struct chat *c, struct json arguments, struct err *err)
     return 0;
 }
 
-/* An object, or its JSON as a string; a string that is not JSON is the value of one parameter, `arguments`. */
+/* Writes the arguments of a call: an object, or its JSON as a string. A string that is not JSON becomes the value of
+ * one parameter, `arguments`. */
 static int put_arguments(struct chat *c, struct json arguments, struct err *err)
 {
     const char *s;

@@ -71,8 +71,8 @@ static int put_scalar(struct chat_marks *m, struct json value, const char *mark,
     return 0;
 }
 
-/* Writes a string or an object so that each string ends in the mark, except `type` and `id`, which say what it is.
- * Copies other values. */
+/* Writes a string or an object so that each string ends in the mark, except the values of `type` and `id`. Copies other
+ * values. */
 static int put_strings(struct chat_marks *m, struct json value, const char *mark, struct err *err)
 {
     const char *key;
@@ -89,7 +89,7 @@ static int put_strings(struct chat_marks *m, struct json value, const char *mark
     return 0;
 }
 
-/* The items of a list, each with a mark; another value is copied. */
+/* Writes the items of a list, each with a mark; copies a value that is no list. */
 static int put_items(struct chat_marks *m, struct json list, int64_t message, const char *what, struct err *err)
 {
     char mark[32];
@@ -136,7 +136,7 @@ static int put_arguments(struct chat_marks *m, struct json arguments, const char
     return 0;
 }
 
-/* A call, or the function of a call: marks of its name and of its arguments. */
+/* Writes a call, or the function of a call, with marks in its name and in its arguments. */
 static int put_call(struct chat_marks *m, struct json call, int64_t message, const char *what, struct err *err)
 {
     const char *key;
@@ -247,7 +247,7 @@ int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err 
 
 /* ---- rows that need no marks ---- */
 
-/* The keys of an object that have values, its role, and the types of the items of lists. */
+/* Adds to the hash: the keys of an object that have values, its role, and the types of the items of lists. */
 static uint64_t hash_keys(uint64_t h, struct json object)
 {
     const char *key, *text;

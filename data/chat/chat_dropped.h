@@ -1,4 +1,4 @@
-/* chat_dropped.h - finds what a row says and its text does not: messages, calls, refusals, parts, tools, documents. */
+/* chat_dropped.h - finds what a row has and its text lacks: messages, calls, refusals, parts, tools, documents. */
 #ifndef MT_CHAT_DROPPED_H
 #define MT_CHAT_DROPPED_H
 
@@ -25,13 +25,13 @@ void chat_marks_free(struct chat_marks *m);
 /* shapes [number of messages]: for each message a hash of what a template may look at, except the texts themselves: its
  * role and keys, those of its neighbours and of the last message, whether it is the first, whether there are tools. */
 void chat_dropped_shapes(uint64_t *shapes, struct json row);
-/* The text of a message, without white space around it and reasoning in <think> before it, is in text after *at, raw or
- * as a JSON string; moves *at past it. Contents that are empty or not a string count
+/* Whether the text of a message, without white space around it and reasoning in <think> before it, is in `text` after
+ * *at, raw or as a JSON string; if so, moves *at past it. Contents that are empty or not a string count
  * as found. */
 bool chat_dropped_text_in(const struct text_buf *text, int64_t *at, struct json message);
 
-/* Errors for every renderer; they return -1. The template does not write this part of a message; it writes only one of
- * several calls. */
+/* Set the error and return -1: the template does not write the part `what` of a message; it writes only one of several
+ * calls. */
 int chat_dropped_part(struct json message, const char *what, struct err *err);
 int chat_dropped_calls(struct json message, struct err *err);
 

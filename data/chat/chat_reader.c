@@ -83,13 +83,13 @@ static int make(struct chat_samples *out, const struct chat_reader *r, struct js
     return chat_samples_prompt(out, r->template, row, &job->opt, err);
 }
 
-/* Messages that the samples have: up to the last answer with loss. Those after it must be written as well. */
+/* Number of messages in the samples: those up to the last answer with loss. */
 static int64_t n_shown(const struct chat_samples *s, struct json messages, const struct job *job)
 {
     return job->prompt ? json_count(messages) - job->opt.leave_out : s->n_messages;
 }
 
-/* Messages to look for. A prompt leaves out the answers at the end. */
+/* Number of messages whose parts must be written. A prompt leaves out the answers at the end. */
 static int64_t n_checked(struct json messages, const struct job *job)
 {
     return json_count(messages) - (job->prompt ? job->opt.leave_out : 0);
@@ -120,7 +120,7 @@ static bool has_doubt(struct chat_reader *r, struct json row, int64_t n, int64_t
 /* ---- parts that are not written ---- */
 
 /* Looks for marks in the text that ends with this message. The samples may lack a part of an earlier answer that this
- * text has: gpt-oss's template drops reasoning before a final answer. And they lack the messages from n on. */
+ * text has: gpt-oss's template drops reasoning before a final answer. The samples also lack the messages from n on. */
 static void find_in_own_text(struct chat_reader *r, struct json marked, int64_t message, int64_t n,
                              const struct job *job)
 {

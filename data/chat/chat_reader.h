@@ -1,4 +1,5 @@
-/* chat_reader.h - rows of conversations -> samples, with what the chat template leaves out refused or counted. */
+/* chat_reader.h - rows of conversations -> samples; refuses or counts rows of which the chat template leaves out a
+ * part. */
 #ifndef MT_CHAT_READER_H
 #define MT_CHAT_READER_H
 
@@ -6,10 +7,10 @@
 #include "data/chat/chat_row.h"
 #include "data/chat/chat_samples.h"
 
-/* A message, call, refusal, part, tool or document of a row that is not in its text. */
+/* What to do with a row whose text lacks one of its messages, calls, refusals, parts, tools or documents. */
 enum chat_on_dropped { DROPPED_REFUSE, DROPPED_WARN };
 
-/* Keys of a row that no template reads: moetrain trains on text. */
+/* Keys of a row for images, audio and video. No template reads them: moetrain trains on text. */
 enum { CHAT_MEDIA = 6 };
 extern const char *const chat_media[CHAT_MEDIA];
 

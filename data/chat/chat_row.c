@@ -90,7 +90,7 @@ static enum kind arguments_kind(struct json arguments)
     return type == JSON_OBJECT ? GOOD : type == JSON_NULL ? EMPTY : BAD;
 }
 
-/* The arguments are a string, the JSON of an object, and the template takes objects. */
+/* Whether the arguments are a string, the JSON of an object, while the template takes objects. */
 static bool is_object_text(const struct chat_rules *rules, struct json arguments)
 {
     return rules->arguments == CHAT_ARGUMENTS_OBJECT && json_type(arguments) == JSON_STRING;
@@ -397,7 +397,8 @@ static bool same_value(struct json a, struct json b, const char *key)
     return same;
 }
 
-/* The message after `first` is a call that may join it: its other keys, such as `loss`, have the same values there. */
+/* Whether message i is a call that may join the message `first`: its other keys, such as `loss`, have the same values
+ * in `first`. */
 static bool joins(const struct writer *w, struct json first, int64_t i)
 {
     const struct json message = json_at(w->messages, i);

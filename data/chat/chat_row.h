@@ -4,16 +4,16 @@
 
 #include "data/chat/chat_rules.h"
 
-/* A key whose name says loss (loss_mask, masked, ...) is an error unless it is null: other trainers switch loss with
- * it. In a message, the keys that chat_samples_make reads are allowed. */
+/* A key whose name says loss (loss_mask, masked, ...) is an error unless it is null, since other trainers select tokens
+ * with such keys. In a message, the keys that chat_samples_make reads are allowed. */
 int chat_row_check_loss(struct json object, bool message, struct err *err) MT_CHECK;
 
 struct chat_row_options {
     const struct chat_rules *rules;
-    bool lossy; /* leaves out parts that are not text where the template takes only strings, instead of an error */
+    bool lossy; /* leave out parts that are not text if the template takes only strings; false: error */
 };
 struct chat_row_counts {
-    int64_t nulls; /* members that were null, in arguments of calls, parts of contents and tools */
+    int64_t nulls; /* null members left out of arguments of calls, parts of contents and tools */
     int64_t lost;  /* parts left out */
 };
 /* *doc: a copy of `row` (an object with "messages") for the template of the rules; NULL when nothing changes.

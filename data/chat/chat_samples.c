@@ -56,7 +56,7 @@ static bool has_role(struct json message, const char *want)
 
 static bool is_assistant(struct json message) { return has_role(message, "assistant"); }
 
-/* 0 or 1, as a number or as false and true; *given: it is neither absent nor null. */
+/* Reads a key that is 0 or 1, or false or true. *given: the value is neither absent nor null. */
 static int get_switch(struct json message, const char *key, bool *given, bool *on, struct err *err)
 {
     const struct json j = json_find(message, key);
@@ -73,7 +73,7 @@ static int get_switch(struct json message, const char *key, bool *given, bool *o
     return 0;
 }
 
-/* What the keys of a message say about its loss; *forced: it has loss whatever data.loss_on says. */
+/* *yes: no key of the message removes its loss. *forced: a key gives it loss whatever data.loss_on says. */
 static int is_trained(struct json message, bool *yes, bool *forced, struct err *err)
 {
     static const struct {
@@ -106,7 +106,7 @@ static bool is_blank_content(struct json content)
     return json_type(content) != JSON_INT && json_type(content) != JSON_REAL && text_is_blank_json(content);
 }
 
-/* The reasoning in a content, "<think>reasoning</think>answer"; true: there is no answer. */
+/* Finds the reasoning in a content "<think>reasoning</think>answer". True: no text follows the reasoning. */
 static bool split_content(struct json content, const char **reasoning, int64_t *size)
 {
     static const char open[] = "<think>", close[] = "</think>";
@@ -122,7 +122,7 @@ static bool split_content(struct json content, const char **reasoning, int64_t *
     return text_is_blank(end, s + n - end);
 }
 
-/* No text, and no reasoning: "<think></think>" is the block alone. */
+/* Whether a content has neither text nor reasoning; "<think></think>" is empty too. */
 static bool is_empty_content(struct json content)
 {
     const char *reasoning = "";
@@ -132,7 +132,7 @@ static bool is_empty_content(struct json content)
     return blank && !n;
 }
 
-/* An answer without text: trained on it, the model would learn to end its turn at once. */
+/* Whether an answer is empty. A model trained on empty answers would learn to end its turn at once. */
 static bool is_empty_answer(struct json message)
 {
     return is_empty_content(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&
@@ -170,7 +170,7 @@ static int find_answers(struct conversation *s, enum loss_on loss, struct err *e
 
 /* ---- texts ---- */
 
-/* After white space, s begins with this mark; moves s past both. */
+/* Whether s begins with this mark after white space; if so, moves s past both. */
 static bool skip_mark(const char **s, const char *end, const char *mark)
 {
     const int64_t n = (int64_t)strlen(mark);
@@ -180,8 +180,8 @@ static bool skip_mark(const char **s, const char *end, const char *mark)
     return true;
 }
 
-/* Counts an answer whose reasoning is missing from its text, and one that begins with an empty reasoning block. False:
- * the answer is reasoning alone and it is missing, so that only an empty turn is left. */
+/* Counts answers whose text lacks their reasoning, and answers that begin with an empty reasoning block. False: the
+ * answer is only reasoning and the text lacks it, so that an empty turn is left. */
 static bool note_reasoning(struct conversation *s, int64_t message, const char *answer, int64_t size)
 {
     const struct json answer_of = json_at(s->messages, message),
@@ -239,7 +239,7 @@ static int64_t answer_end(const struct conversation *s, const struct text_buf *t
     return n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n) ? end : t->size;
 }
 
-/* The model ends the answer of this message with a call: a tool result follows. */
+/* Whether the model ends the answer of this message with a call, so that a tool result follows. */
 static bool ends_with_call(const struct conversation *s, int64_t message)
 {
     const struct json calls = json_find(json_at(s->messages, message), "tool_calls");
@@ -247,8 +247,8 @@ static bool ends_with_call(const struct conversation *s, int64_t message)
            (message + 1 < s->n && has_role(json_at(s->messages, message + 1), "tool"));
 }
 
-/* The end `end` of the message's answer, whose turn ends at `turn` in t, moved after the next role's token when only
- * that token ends generation (GLM-4.5: "<|user|>"). At the end of the text the token is appended. */
+/* The message's answer ends at `end` and its turn at `turn` in t. If only the next role's token ends generation
+ * (GLM-4.5: "<|user|>"), returns the end of that token, appending the token at the end of the text; otherwise `end`. */
 static int64_t with_role_token(const struct conversation *s, struct text_buf *t, int64_t end, int64_t turn,
                                int64_t message)
 {
@@ -271,8 +271,8 @@ static bool ends_with(const char *text, int64_t size, const char *with, int64_t 
     return n <= size && !memcmp(text + size - n, with, (size_t)n);
 }
 
-/* Whether an earlier answer, text[0..n), ends as in `full`, where it is the last message, or with a mark (<...>) in
- * place of eos: gpt-oss writes <|end|> for <|return|>. */
+/* Whether an earlier answer, text[0..n), ends as it does in `full`, where the answer is the last message. A mark
+ * (<...>) in place of eos is the same end: gpt-oss writes <|end|> for <|return|>. */
 static bool is_ended(const struct conversation *s, const char *text, int64_t n, const struct text_buf *full)
 {
     const char *eos = chat_template_eos(s->template);
@@ -285,9 +285,9 @@ static bool is_ended(const struct conversation *s, const char *text, int64_t n, 
     return mark > 1 && ends_with(full->text, size - (int64_t)strlen(eos), text, mark - 1);
 }
 
-/* The end of an answer that begins at `begin` in the whole conversation t, which continues after it: after the token
- * that ends the turn; without one, the end of the message's place if is_ended. full: the text in which the answer is
- * the last message. -1: unknown. */
+/* The end of an answer that begins at `begin` in the whole conversation t, and is not its last message. It is the end
+ * of the token that ends the turn; without such a token, the end of the message's place if is_ended. full: the text in
+ * which the answer is the last message. -1: unknown. */
 static int64_t next_end(const struct conversation *s, const struct text_buf *t, int64_t begin, int64_t message,
                         const struct text_buf *full)
 {
@@ -429,7 +429,8 @@ static int64_t common(const struct text_buf *a, const struct text_buf *b)
     return n;
 }
 
-/* s has a letter or digit outside of marks, <...>: the name of a role, or text that the prompt writes for it. */
+/* Whether s has a letter or digit outside of marks (<...>): the name of a role, or text that the prompt writes for a
+ * role. */
 static bool has_word(const char *s, int64_t size)
 {
     bool in_mark = false;
@@ -463,10 +464,10 @@ static int64_t begin_in_place(const struct text_buf *prompt, int64_t history, co
     return memcmp(t->text + place[0], prompt->text + history, (size_t)header) ? -1 : place[0] + header;
 }
 
-/* Where the answer of message i begins in t, which does not begin with the prompt; place: of the message in t. An
- * answer may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls; Mistral: the
- * system prompt is in the last question), or lack the end of the prompt (begin_in_header; *cut: t has the prompt only
- * up to the returned byte). -1: unknown. */
+/* Where the answer of message i begins in t, for a t that does not begin with the prompt; place: of the message in t.
+ * An answer may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls; Mistral:
+ * the system prompt is in the last question), or lack the end of the prompt (begin_in_header; *cut: t has the prompt
+ * only up to the returned byte). -1: unknown. */
 static int64_t begin_of(struct conversation *s, int64_t i, const struct text_buf *prompt, const struct text_buf *t,
                         const int64_t place[2], bool *cut)
 {
@@ -508,7 +509,7 @@ static bool leave_unprompted(struct conversation *s, int64_t i)
     return true;
 }
 
-/* One sample for each run of answers of which each text is a prefix of the next. */
+/* Makes one sample for each series of answers in which each text is a prefix of the next. */
 static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *sample = NULL;

@@ -29,7 +29,8 @@ struct chat_template {
     struct token_var others[MAX_OTHERS]; /* of other names, as image_token */
     int64_t n_others;
     struct text_buf stops;   /* a span for each token of chat_template_add_stop */
-    int64_t next_role[2][2]; /* spans of stops: before a user's message, before a tool result; empty: none */
+    int64_t next_role[2][2]; /* spans of `stops`: the token before a user's message, before a tool result; empty:
+                                none */
     bool never_ends;
     enum chat_arguments arguments; /* the form that the template takes */
     struct json_doc *kwargs;       /* NULL: none */
@@ -118,7 +119,7 @@ bool chat_template_never_ends(const struct chat_template *t) { return t && t->ne
 
 /* ---- loading ---- */
 
-/* Sets the template of this name: "default" or "tool_use". Another name is of no use here. */
+/* Sets the template of this name: "default" or "tool_use". Other names are ignored. */
 static int set(struct chat_template *t, const char *name, const char *text, int64_t size, const char *path,
                struct err *err)
 {
@@ -165,7 +166,7 @@ static void load_others(struct chat_template *t, struct json from, const char *e
     }
 }
 
-/* map: of special_tokens_map.json, which decides where tokenizer_config.json has no added_tokens_decoder. */
+/* map: of special_tokens_map.json, which is used if tokenizer_config.json has no added_tokens_decoder. */
 static void load_tokens(struct chat_template *t, struct json config, struct json map)
 {
     for (int64_t i = 0; i < MT_LEN(token_names); i++) {
@@ -217,7 +218,7 @@ static int load_list(struct chat_template *t, struct json list, const char *path
     return t->main ? 0 : json_error(list, err, "has no template named \"default\" or \"tool_use\"");
 }
 
-/* `chat_template` of a JSON file. tokens: also the special tokens; tokens_only: these alone. */
+/* Loads `chat_template` of a JSON file; with `tokens` also the special tokens, with tokens_only these alone. */
 static int load_config(struct chat_template *t, const char *dir, const char *name, bool tokens, bool tokens_only,
                        struct err *err)
 {

@@ -30,7 +30,7 @@ struct dataset_options {
     struct token_row_options tokens;  /* rows of a teacher (rows.h); vocab is set by dataset_load */
 };
 
-/* Counts of messages. Only n_unshown is in the hash: a resumed run may have other values of the rest. */
+/* Counts of messages. Only n_unshown is in the hash: in a resumed run the other counts may differ. */
 struct dataset_counts {
     int64_t n_unshown;             /* answers whose reasoning the chat template omits */
     int64_t n_empty;               /* answers whose loss begins with an empty reasoning block */
@@ -46,8 +46,8 @@ struct dataset_counts {
  * the first token of a document), 2 where it is one of the prompt (prompt_loss). Every document has a target and at
  * most seq_len tokens. Zeroed is valid.
  *
- * Documents 2 i and 2 i + 1 of pairs are the chosen and the rejected answer of a row, behind its prompt: a unit that is
- * counted, shuffled, weighted and dropped as a whole. Otherwise each document is a unit. */
+ * Documents 2 i and 2 i + 1 of pairs are the chosen and the rejected answer of a row, each after the prompt. Both are
+ * one unit, which is counted, shuffled, weighted and dropped as a whole. Otherwise each document is a unit. */
 struct dataset {
     int64_t n_docs, n_tokens;
     int64_t *doc_off;                 /* [n_docs+1]; NULL when there are none */

@@ -171,7 +171,7 @@ static bool same_value(struct json a, struct json b)
     return same;
 }
 
-/* Equal messages at the beginning of both, not the last one of either. */
+/* Number of equal messages at the beginning of both lists; the last message of a list is never counted. */
 static int64_t common_messages(struct json a, struct json b)
 {
     const int64_t most = MT_MIN(json_count(a), json_count(b)) - 1;
@@ -224,8 +224,8 @@ static bool find_prompt(struct json row, struct part *prompt)
     return is_text(json_find(row, "instruction"));
 }
 
-/* Whether the prompt is the one that the row names. Otherwise the answers are whole conversations, which begin with
- * it. */
+/* Whether the prompt is the one that the row names. Otherwise the answers are whole conversations, which begin with the
+ * prompt. */
 static bool is_given(const struct part *prompt, struct json row, struct json own, struct json other)
 {
     if (is_text(own) || (begins_with_answer(own) && begins_with_answer(other))) return true;

@@ -10,13 +10,13 @@
  * worse: the rejected answer. 1: the row has no preference, as all its answers have the same rating. Forms:
  * - {prompt, chosen, rejected}: texts, messages, or lists of messages; a text beside a list is one message of it
  * - {chosen, rejected}: whole texts or conversations; the prompt is their common beginning. If both conversations
- *   repeat the `prompt` of the row, it is written once
+ * repeat the `prompt` of the row, the prompt is written once
  * - {messages, rejected_messages} or {messages, rejected_response}: messages end with the chosen answer
  * - {prompt, responses, ratings}: two or more answers, as texts or lists, and as many numbers; the best and the worst
  * `messages`, `conversations` or `instruction` with `input`, `history` also name a prompt. Turns of sharegpt, {from,
  * value}, become messages. */
 int preference_row_answer(struct text_buf *out, struct json row, bool worse, struct err *err) MT_CHECK;
-/* The same of {prompt, completion, label}, and of messages, conversations or alpaca with a label. label or kto_tag:
+/* The same for {prompt, completion, label}, and for messages, conversations or alpaca with a label. label or kto_tag:
  * true or false, 1 or 0, desirable or undesirable; or such a text. */
 int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struct err *err) MT_CHECK;
 

@@ -1,8 +1,8 @@
 /* atomic_dir.c - replaces or deletes a directory in one step.
  *
  * rename() cannot replace a directory that is not empty. Linux can exchange two names in one step; where the file
- * system cannot (NFS), the old directory is renamed to PARENT/.old-NAME first. A process killed in between leaves it
- * and .tmp-NAME, both complete; atomic_dir_sweep renames the old one back.
+ * system cannot (NFS), the old directory is renamed to PARENT/.old-NAME first. A process killed in between leaves
+ * .old-NAME and .tmp-NAME, both complete; atomic_dir_sweep then renames .old-NAME to NAME.
  *
  * A failed deletion must not end a run, because the new directory already has its name. Example: on NFS a file that a
  * process still reads cannot be deleted. */

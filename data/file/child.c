@@ -114,7 +114,7 @@ bool child_has_ended(const struct child *c)
     return waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ? errno != EINTR : info.si_pid != 0;
 }
 
-/* The group is ended before the program is reaped: until then no other process can get its number. */
+/* Ends the process group before it reaps the program: until then no other process can get the group's number. */
 void child_finish(struct child *c, double ms, int *status)
 {
     const double until = clock_ms() + ms;

@@ -7,7 +7,8 @@
 #include "kernels/base.h"
 
 struct child {
-    pid_t pid;        /* also its process group, so that Ctrl-C in a terminal does not end it; 0: none runs */
+    pid_t pid;        /* also the number of a new process group, so that Ctrl-C in a terminal does not end it; 0: no
+                         program runs */
     int in, out, err; /* our ends of its pipes, which do not block; -1: closed */
 };
 enum child_pipes { CHILD_IN = 1, CHILD_OUT = 2, CHILD_ERR = 4 };
@@ -19,12 +20,14 @@ void child_close(int *fd); /* one end; -1 is fine */
 
 /* write(2) without SIGPIPE: EPIPE when the program does not read any more. */
 ssize_t child_write(const struct child *c, const char *data, size_t n);
-bool child_has_ended(const struct child *c); /* it is not reaped; its group may live on */
-/* Whether it ends by `until`, on clock_ms; it is then reaped and pid is 0. Its group may live on. */
+bool child_has_ended(const struct child *c); /* the program is not reaped; other processes of its group may live on */
+/* Waits until the program ends or clock_ms() reaches `until`. True: it ended and is reaped, pid is 0; other processes
+ * of its group may live on. */
 bool child_ends_by(struct child *c, double until, int *status);
 /* Ends the group, SIGTERM first when `gently`, and reaps the program; pid is then 0. */
 void child_end_group(struct child *c, bool gently, int *status);
-/* The same, but a program that ends by itself within `ms` keeps its exit status. */
+/* Waits at most `ms` for the program to end by itself, then calls child_end_group. A program that ended by itself keeps
+ * its exit status. */
 void child_finish(struct child *c, double ms, int *status);
 /* How a program ended: " (exit status 3)", " (signal 9)", or "". */
 const char *child_how(char text[48], int status);

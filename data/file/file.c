@@ -20,7 +20,7 @@
 
 #define CHUNK_BYTES  (256 << 10)         /* per read() */
 #define WRITE_BYTES  ((int64_t)8 << 20)  /* per write(), at most */
-#define BEHIND_BYTES ((int64_t)64 << 20) /* unit of sync_file_range; up to twice as much waits for the disk */
+#define BEHIND_BYTES ((int64_t)64 << 20) /* unit of sync_file_range; at most twice as much is not on disk yet */
 
 /* Is path a symbolic link whose target is missing? */
 static bool is_broken_link(const char *path)

@@ -399,7 +399,8 @@ static bool shard_is_of(const char *folder, const char *split, const char *which
                                          (!strcmp(folder, "data") && !strncmp(which, "default/", 8)));
 }
 
-/* Adds the parquet files of a split; false, with none added: there are none, not all, or those of several splits. */
+/* Adds the parquet files of a split. Adds none and returns false if there are none, some are missing, or several splits
+ * match. */
 static bool want_shards_of(const struct hub_repo *repo, const char *which, struct wanted *w)
 {
     char folder[HUB_PATH], split[HUB_PATH], first_folder[HUB_PATH] = "", first_split[HUB_PATH] = "";

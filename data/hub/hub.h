@@ -14,8 +14,9 @@
  * safetensors. It is an error when the path has another revision than `revision`,
  * unless `revision` is "main". Errors name the hub's answer and
  * what to do; for a missing path that looks like an id, the error gives the hub: form.
- * Before it downloads weights it calls check->look with the directory of the small files, config.json among them. An
- * error of `look` ends the download. For a local path, and for cached files, it may be left out. check NULL: none. */
+ * Before weights are downloaded, check->look is called with the directory of the small files, config.json among them.
+ * An error of `look` ends the download. `look` may not be called for a local path or for cached files. check NULL: no
+ * call. */
 struct hub_check {
     int (*look)(void *user, const char *dir, struct err *err);
     void *user;

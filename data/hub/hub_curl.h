@@ -42,7 +42,7 @@ struct hub_curl_request {
     size_t (*on_body)(char *data, size_t one, size_t n, void *user);
     void *user;
 };
-/* Sets its options. An older libcurl may not know an option; the request must not be sent then. */
+/* Sets the options of `request`. On an error the request must not be sent: an older libcurl may not know an option. */
 CURLcode hub_curl_set(CURL *easy, const struct hub_curl_request *request);
 /* "libcurl 7.88.1": the version on this machine, or that there is none. */
 const char *hub_curl_version(char name[64]);

@@ -1,8 +1,8 @@
 /* hub_push.c - the steps of an upload: find or create the repository, ask which files are large (preupload), send large
  * ones by the batch API of git LFS to the addresses that it gives, then make a commit, which has the small ones.
  *
- * LFS knows contents by their SHA-256 and has them as soon as they are sent, before the commit. Addresses for a content
- * expire, so they are asked for just before it is sent. */
+ * LFS identifies contents by their SHA-256 and stores them when they are sent, before the commit. Addresses for a
+ * content expire, so moetrain asks for them just before it sends the content. */
 #include "data/hub/hub_push.h"
 
 #include <errno.h>

@@ -48,8 +48,8 @@ bool json_member(struct json j, int64_t i, const char **key, struct json *value)
 /* json_member for an array too, whose elements have the key NULL. */
 bool json_item(struct json j, int64_t i, const char **key, struct json *value);
 
-/* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. Integers reject fractions and reals above
- * 2^53; reals reject what no double holds, and strings halves of surrogate pairs. */
+/* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. json_get_i64 refuses fractions and reals above
+ * 2^53; json_get_f64 refuses what no double holds; json_get_str refuses halves of surrogate pairs. */
 int json_get_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_get_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_get_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;

@@ -4,7 +4,7 @@
 
 #include "kernels/base.h"
 
-/* Of x[0], x[stride], ..: n values, without those that are NaN. std divides by n - 1. */
+/* Mean and standard deviation of the n values x[0], x[stride], .., without NaN. std divides by n - 1. */
 struct moments {
     int64_t n;
     double mean, std; /* NaN where n is 0; where n is less than 2 */
@@ -22,11 +22,11 @@ struct advantage_options {
 };
 struct advantage_stats {
     double mean, std; /* of all rewards that are not null; mean NaN: there are none; std NaN: at most one */
-    double zero_std;  /* share of rows without a gradient, as their standard deviation is 0. It is that of all rewards
-                         with ADVANTAGE_BATCH without leave_one_out (then all rows or none), else that of the group */
+    double zero_std;  /* share of rows without a gradient: the standard deviation of their group is 0; with
+                         ADVANTAGE_BATCH and no leave_one_out that of all rewards (share 0 or 1) */
 };
 
-/* Standard deviations divide by n - 1. Null rewards (NaN) are in no mean and have advantage 0. n is a multiple of
+/* Standard deviations divide by n - 1. Null rewards (NaN) count in no mean and have advantage 0. n is a multiple of
  * n_group; advantage, reward [n]. */
 void advantages_compute(double *advantage, const double *reward, int64_t n, const struct advantage_options *opt);
 struct advantage_stats advantages_stats(const double *reward, int64_t n, const struct advantage_options *opt);

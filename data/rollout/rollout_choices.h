@@ -7,7 +7,7 @@
 
 /* Sets b->choices, also where prompts are shared (prefix.h). Sequence s of b is document b->answer_doc[s], and document
  * i is row i of `rows` (rollout_documents). The last token of a row, which the sampler did not read, takes the experts
- * of the one before: nothing depends on it. Nothing to do where the rows have no routing; all have, or none. */
+ * of the one before: nothing depends on it. Either all rows have routing or none; without routing b does not change. */
 void rollout_choices(struct batch *b, const struct rollouts *rows);
 
 #endif

@@ -23,7 +23,7 @@ struct rollout_options {
  * - logprobs: a number or null per completion token; the list may be null or missing
  * - mask: 0 or 1 per completion token; missing: all 1
  * - routing: the experts of the sampler (routing_text.h); missing: unknown. r->n_routing is n_layer * n_top
- * - finish_reason: "length" is a row without an end token; missing: the last token tells
+ * - finish_reason: "length" is a row without an end token; missing: the last token decides
  * Programs write such rows, so every deviation is an error. */
 int rollout_row_add(struct rollouts *r, struct json row, const struct rollout_options *opt, struct err *err) MT_CHECK;
 /* Appends the rows of files, a list as in data.train without weights. The caller frees r, also after an error. */

@@ -1,5 +1,5 @@
 /* arrow.c - rows from the columns of an Arrow file (arrow.apache.org/docs/format/Columnar.html). A file is a stream of
- * messages between a magic word and a footer, which repeats where the messages are and is not needed. */
+ * messages between a magic word and a footer. The footer repeats where the messages are and is not needed. */
 #include "data/source/arrow.h"
 
 #include <stdio.h>
@@ -87,7 +87,7 @@ static void free_unpacked(struct arrow *a)
     while (a->n_unpacked) mem_free(a->unpacked[--a->n_unpacked]);
 }
 
-/* A compressed buffer: its size unpacked, or -1 for bytes as they are, in 8 bytes; then the bytes. */
+/* Decompresses a buffer. Its first 8 bytes are the decompressed size, or -1 if the rest is not compressed. */
 static int unpack(struct arrow *a, enum codec codec, const uint8_t **data, int64_t *n, struct err *err)
 {
     int64_t size;

@@ -1,5 +1,5 @@
 /* parquet.c - rows from the columns of a parquet file. A column holds for each entry two levels: at which repeated node
- * the entry continues a list (rep), and how many optional and repeated nodes on its way are there (def). */
+ * the entry continues a list (rep), and how many optional and repeated nodes on its path are present (def). */
 #include "data/source/parquet.h"
 
 #include <string.h>

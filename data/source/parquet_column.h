@@ -16,7 +16,7 @@ struct parquet_column {
     char name[256];   /* "messages.list.element.role" */
     enum parquet_type type;
     int64_t length;       /* of FIXED */
-    int max_rep, max_def; /* levels: how many repeated; repeated and optional nodes are on the way to it */
+    int max_rep, max_def; /* number of repeated nodes on its path; number of repeated and optional nodes */
     /* the entry at which the column is */
     bool given; /* it is read */
     int rep, def;

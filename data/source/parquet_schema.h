@@ -1,5 +1,5 @@
-/* parquet_schema.h - the metadata of a parquet file: the tree of its columns, and where the chunks of each group of
- * rows are. */
+/* parquet_schema.h - the metadata of a parquet file: the tree of its columns, and where the column chunks of each row
+ * group are. */
 #ifndef MT_PARQUET_SCHEMA_H
 #define MT_PARQUET_SCHEMA_H
 
@@ -42,7 +42,7 @@ struct parquet_schema {
 /* Reads the metadata at the end of the file. `path` stays the caller's. */
 int parquet_schema_read(struct parquet_schema *s, const struct file_map *map, const char *path,
                         struct err *err) MT_CHECK;
-/* The next group of rows: its number of rows, and a chunk per column. */
+/* The next row group: its number of rows, and a chunk per column. */
 int parquet_schema_group(struct parquet_schema *s, const char *path, struct parquet_chunk *chunks, int64_t *n_rows,
                          struct err *err) MT_CHECK;
 void parquet_schema_free(struct parquet_schema *s);

@@ -46,13 +46,13 @@ struct normalizer {
 int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err *err) MT_CHECK;
 /* Adds a step; j is its place in the file, for messages. */
 int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_step *step, struct err *err) MT_CHECK;
-/* A text has at most NORMALIZER_GROWTH times its bytes, and NORMALIZER_FREE, after each step: NFC makes at most 3 of
- * one, and U+2581 for a space takes 3. */
+/* After each step a text has at most NORMALIZER_GROWTH times its original size, plus NORMALIZER_FREE bytes. NFC makes
+ * at most 3 bytes of one, and U+2581 in place of a space has 3. */
 #define NORMALIZER_GROWTH 16
 #define NORMALIZER_FREE   1024
 /* first: the whole text begins here. Bytes that Prepend adds map to the character that follows them. text as for
- * nfc_make, n zeroed; n needs normal_free also after an error. *room: bytes that normalized text may still have after a
- * step; an error when it needs more, otherwise the most after a step are subtracted. */
+ * nfc_make, n zeroed; n needs normal_free also after an error. *room: bytes that normalized text may still have. A step
+ * that needs more is an error; otherwise the largest size after a step is subtracted. */
 int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
                    int64_t *room, struct err *err) MT_CHECK;
 const char *normalizer_library(char name[64]); /* "utf8proc 2.8.0" */

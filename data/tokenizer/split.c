@@ -43,7 +43,7 @@
 #define PASSED         4       /* cost of each byte between two reports */
 #define STEPS_FREE     1000000 /* additional budget of each text */
 
-/* Inside brackets; it ends in a range, so that a following hyphen stays a hyphen. */
+/* For the inside of brackets. It ends in a range, so that a hyphen after it stays a hyphen. */
 #define WHITE_SPACE                                                                                                    \
     "\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}\\x{9}-\\x{d}"
 

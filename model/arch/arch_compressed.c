@@ -280,7 +280,7 @@ static int read_hyper(struct arch *a, struct json root, struct err *err)
     return 0;
 }
 
-/* The dtypes of tensors decide how they are read. What contradicts that is refused here. */
+/* The dtypes of tensors decide how they are read. Refuses settings of formats that the loader does not read. */
 static int check_quantization(struct json root, struct err *err)
 {
     const struct json q = json_find(root, "quantization_config"), block = json_find(q, "weight_block_size");

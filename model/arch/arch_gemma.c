@@ -1,6 +1,6 @@
-/* arch_gemma.c - the configuration of Gemma-4. Layers have full attention or a window; heads, RoPE and whether values
- * are keys differ. transformers before 5.17 writes global_head_dim and num_global_key_value_heads, later versions
- * per_layer_config, which has sizes by layer. */
+/* arch_gemma.c - the configuration of Gemma-4. Layers have full attention or a window; the two kinds differ in heads
+ * and RoPE, and in whether values are keys. transformers before 5.17 writes global_head_dim and
+ * num_global_key_value_heads, later versions per_layer_config, which has sizes by layer. */
 #include "model/arch/arch_gemma.h"
 
 #include <stdlib.h>

@@ -57,8 +57,8 @@ int rope_read_theta(double *theta, struct json root, const char *key, struct jso
 /* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
 static double yarn_gain(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 
-/* DeepSeek's mscale: cos and sin have the ratio of two gains, the softmax scale the square of one. Other families
- * refuse the keys. */
+/* DeepSeek's mscale: cos and sin are multiplied by the ratio of two gains, the softmax scale by the square of one gain.
+ * Other families refuse the keys. */
 static int read_mscale(struct rope_arch *r, struct json scaling, enum rope_keys keys, struct err *err)
 {
     double mscale = 0, all = 0;
@@ -104,8 +104,8 @@ static int read_original_len(struct rope_arch *r, struct json root, struct json 
     return 0;
 }
 
-/* An older name of rope_type is type. Where both are missing transformers ignores the keys of YaRN, which is an error
- * here: no published file means that. */
+/* An older name of rope_type is type. If both are missing, transformers ignores the keys of YaRN. Here this is an
+ * error, since no published file means it. */
 static int read_type(const char **type, struct json scaling, struct err *err)
 {
     static const char *const keys[] = {"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"};

@@ -4,7 +4,7 @@
 
 #include "model/arch/arch_types.h"
 
-/* The settings of RoPE: rope_parameters or rope_scaling, whichever has keys; other: the second one when both have. As
+/* The settings of RoPE: rope_parameters or rope_scaling, whichever has keys; other: rope_scaling, if both have keys. As
  * in transformers an empty object counts as absent. */
 int rope_find(struct json *scaling, struct json *other, struct json root, struct err *err) MT_CHECK;
 bool rope_given(struct json scaling);
@@ -13,7 +13,7 @@ bool rope_given(struct json scaling);
 int rope_read_theta(double *theta, struct json root, const char *key, struct json scaling, struct err *err) MT_CHECK;
 bool rope_same(const struct rope_arch *a, const struct rope_arch *b);
 int rope_differs(struct json other, struct err *err); /* the error that both contradict each other */
-/* Keys of YaRN that a family has beside the common ones: those of DeepSeek's mscale; these and Mistral's
+/* Keys of YaRN that a family has: the common ones; also DeepSeek's mscale; also mscale and Mistral's
  * llama_4_scaling_beta. */
 enum rope_keys { ROPE_KEYS_COMMON, ROPE_KEYS_MSCALE, ROPE_KEYS_GROWTH };
 /* Reads rope_type, "default" or "yarn", and its keys; another type is an error. root: the object that holds scaling.

@@ -1,7 +1,7 @@
-/* choices.h - the routers' choice of experts in a pass: recorded for the caller, or given by it. In both cases
+/* choices.h - the routers' choice of experts in a pass: recorded for the caller, or given by the caller. In both cases
  * route.idx of the layers are views of one tensor.
  *
- * Layers whose router chooses by logits count; those of DeepSeek-V4 that choose by the token's id do not. */
+ * It has the layers whose router chooses by logits, not those of DeepSeek-V4 that choose by the token's id. */
 #ifndef MT_CHOICES_H
 #define MT_CHOICES_H
 
@@ -9,16 +9,16 @@
 
 enum choices_use {
     CHOICES_OWN,      /* the routers choose */
-    CHOICES_RECORDED, /* they choose, and choices_read returns what */
-    CHOICES_GIVEN     /* they take given experts, and compute gates from their own logits */
+    CHOICES_RECORDED, /* the routers choose, and choices_read returns their choice */
+    CHOICES_GIVEN     /* the routers take given experts, and compute gates from their own logits */
 };
 struct choices {
     enum choices_use use;
-    struct tensor idx; /* [n_layer, T, J] i32 on dev->work, of the layers that count; absent with CHOICES_OWN */
+    struct tensor idx; /* [choices_layers, T, J] i32 on dev->work; absent with CHOICES_OWN */
 };
 
-bool choices_has(const struct arch *a, int64_t layer); /* the layer counts */
-int64_t choices_layers(const struct arch *a);          /* how many do */
+bool choices_has(const struct arch *a, int64_t layer); /* whether choices have the layer */
+int64_t choices_layers(const struct arch *a);          /* number of such layers */
 
 /* Allocates idx. given: host [T, n_layer, J], of each token and layer distinct experts, ascending; NULL in a dry run,
  * and unless use is CHOICES_GIVEN. */

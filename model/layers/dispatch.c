@@ -203,9 +203,9 @@ struct pipeline {
     int64_t sent[2], returned[2]; /* tickets of the dispatch and the combine, for comm_wait */
 };
 
-/* Decodes the experts once for all chunks. Returns the packed ones for a single chunk, on the CPU, with expert_group,
- * where memory has no place for a decoded layer, where products read packed experts, and when a chunk has fewer rows
- * than this rank has experts: its products then decode only the experts that have rows. */
+/* Decodes the experts once for all chunks. Returns them packed if there is a single chunk, on the CPU, if expert_group
+ * leaves no memory for a decoded layer, if products read packed experts, or if a chunk has fewer rows than this rank
+ * has experts. In the last case its products decode only the experts that have rows. */
 static struct proj decode(const struct pipeline *t, const struct proj *packed)
 {
     const struct weight *w = &packed->w;
@@ -434,7 +434,8 @@ static void combine_bwd(struct pipeline *t, int64_t index)
 
 typedef void chunk_fn(struct pipeline *t, int64_t index);
 
-/* Dispatches chunk i + 1 before it computes chunk i: otherwise its rows would queue behind the combine of chunk i. */
+/* Dispatches chunk i + 1 before it computes chunk i: otherwise the rows of chunk i + 1 would queue behind the combine
+ * of chunk i. */
 static void run_pipeline(struct pipeline *t, chunk_fn *dispatch, chunk_fn *compute, chunk_fn *combine)
 {
     const int64_t n = t->s->moe.layout->n_chunk;

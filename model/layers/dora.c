@@ -1,4 +1,4 @@
-/* dora.c - DoRA (lora.dora): the norms of the rows of W + scale B A, and the first magnitudes. */
+/* dora.c - DoRA (lora.dora): the norms of the rows of W + scale B A, and the initial magnitudes. */
 #include "model/layers/dora.h"
 
 #include <string.h>

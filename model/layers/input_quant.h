@@ -20,10 +20,10 @@ struct input_range {
 /* x as the products of p read it: Q(x) [T, n_in] on dev->work, or x itself where the input is not quantised. While
  * calibrating, the largest magnitude of x enters p->in.seen; this waits for the device. */
 struct tensor input_quant_fwd(struct device *dev, const struct proj *p, struct tensor x);
-/* dx, the gradient with respect to Q(x), in place: that with respect to x. */
+/* Turns dx, the gradient with respect to Q(x), into the gradient with respect to x, in place. */
 void input_quant_bwd(struct device *dev, const struct proj *p, struct tensor dx, struct tensor x);
-/* The input of a down product of experts: act = Q(h) of pre in the place of h. A backward calls it again
- * before op_moe_down_bwd, which applies the mask. */
+/* For the down product of experts: replaces act, the activation h of pre, by Q(h). The backward calls it again before
+ * op_moe_down_bwd, which applies the mask. */
 void input_quant_act(struct device *dev, const struct proj *down, struct tensor act, struct tensor pre,
                      const struct glu *glu);
 

@@ -1,27 +1,29 @@
-/* lora_rows.h - adapters beside each other: the sequences of a decoding pass have different ones. Products with the
- * weights are made once for all of them, then each token's adapter is added (op_lora_rows). */
+/* lora_rows.h - several adapters in one decoding pass: its sequences may have different ones. Products with the weights
+ * are made once for all of them, then each token's adapter is added (op_lora_rows). */
 #ifndef MT_LORA_ROWS_H
 #define MT_LORA_ROWS_H
 
 #include "model/lora.h"
 
 struct lora_beside {
-    struct adapters wide;  /* for struct model_pass: of each product the largest adapter, and the set */
+    struct adapters wide;  /* for struct model_pass: of each product the adapter of largest rank, and the set */
     struct lora_set *sets; /* [n_layer * LAYER_PRODUCTS] */
     const struct adapters *of[LORA_SET];
     int n; /* 0: to be filled */
 };
 
-/* Not with DoRA, whose magnitudes scale the whole product, nor with merged adapters. */
+/* Whether ad can be one of several. Not with DoRA, whose magnitudes scale the whole product, nor with merged
+ * adapters. */
 bool lora_rows_takes(const struct adapters *ad, int64_t n_layer);
-/* The adapters of[0] .. of[n-1], in the order of struct model_batch.group_cu; s may be zeroed. False: it had these. */
+/* Fills s with the adapters of[0] .. of[n-1], in the order of struct model_batch.group_cu; s may be zeroed. False: s
+ * had these already. */
 bool lora_rows_fill(struct lora_beside *s, const struct arch *a, const struct adapters *const *of, int n);
 void lora_rows_forget(struct lora_beside *s); /* call it when adapters change their tensors */
 void lora_rows_free(struct lora_beside *s);
 
-/* The projection without adapter where tokens have different ones, in `base`; else p itself. */
+/* If tokens have different adapters: the projection without adapter, stored in `base`; else p itself. */
 const struct proj *lora_rows_base(struct proj *base, const struct proj *p);
-/* Its adapter of the tokens of group g, 0 to set->n, alone. */
+/* The projection with only the adapter of group g, 0 to set->n. */
 struct proj lora_rows_one(const struct proj *p, int g);
 
 #endif

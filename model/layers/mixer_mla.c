@@ -211,7 +211,7 @@ static void rotate(const struct block *b, struct tensor x, int64_t n)
         op_rope_fwd(b->dev, tensor_cols(x, nope, x.shape[1] - nope), b->pos, b->rope, n, width);
 }
 
-/* After project and, in a prefill, after fwd has read the key. */
+/* Stores the tokens' rows in the cache. Call it after project and, in a prefill, after fwd has read the key. */
 static void store(const struct block *b, const struct layer_acts *s)
 {
     const struct mla_arch *m = &b->a->mla;

@@ -33,8 +33,8 @@ void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, has
 /* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err) MT_CHECK;
-/* Error: the tensor has a dtype that neither a matrix (ndim 2) nor a stack of them (ndim 3) has in any format. It names
- * all dtypes that they may have. 0 for a tensor that is missing. */
+/* Error: the tensor has a dtype that neither a matrix (ndim 2) nor a stack of them (ndim 3) has in any format. The
+ * error names all dtypes that matrices and stacks may have. 0 for a tensor that is missing. */
 int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int ndim, const int64_t *shape,
                             struct err *err) MT_CHECK;
 /* checkpoint_take of integers [n_row, n_col]. */

@@ -1,6 +1,6 @@
-/* finite.c - finds values that are not finite. The largest magnitude of a piece says whether it has one: a loop that
- * the compiler vectorises. Only then the position is looked for. Matrices with scales are decoded value by value only
- * if the largest scale times the largest code is not finite. */
+/* finite.c - finds values that are not finite. The largest magnitude of a piece, from a loop that the compiler
+ * vectorises, shows whether the piece has such a value. Only then its position is searched. Matrices with scales are
+ * decoded value by value only if the largest scale times the largest code is not finite. */
 #include "model/stored/finite.h"
 
 #include <math.h>

@@ -51,7 +51,7 @@ bool source_exists(const struct checkpoint *ck, const char *name)
     return false;
 }
 
-/* Whether entries of a plane lie row after row: those of a part of the rows are a part of its tensor. */
+/* Whether the entries of a plane lie row after row, so that the entries of some rows are one part of its tensor. */
 static bool is_by_rows(const struct format *f, int plane)
 {
     const struct plane *p = &f->plane[plane];

@@ -348,7 +348,7 @@ static enum flow run_for(struct jinja_state *st, struct scope *scope, const stru
     const struct list *all = value_items(st, eval(st, scope, n->b));
     struct value kept = value_list(st, false);
     struct loop *loop = jinja_new(st, sizeof(*loop));
-    bool ended = false; /* an iteration, without break or continue; if none did, Jinja runs `else` */
+    bool ended = false; /* an iteration ended without break or continue; if none did, Jinja runs `else` */
     for (int64_t i = 0; n->c && i < all->count && !st->failed; i++) {
         struct scope *one = scope_new(st, scope);
         assign_to(st, one, n->a, all->items[i]);

@@ -235,7 +235,8 @@ static int lex_operator(struct lexer *l)
     return 0;
 }
 
-/* After "{%" or "{{", up to and including the closing tag; inside brackets it does not count as closing. */
+/* Reads what follows "{%" or "{{", up to and including the closing tag; a closing tag inside brackets does not
+ * count. */
 static int lex_tag(struct lexer *l, bool block)
 {
     const char *const end = block ? "%}" : "}}";

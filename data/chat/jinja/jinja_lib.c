@@ -64,7 +64,7 @@ static const char *text(struct jinja_state *st, struct value v, const char *othe
     return copy.kind == VALUE_STRING ? copy.s : otherwise ? otherwise : "";
 }
 
-/* v is the text of a number and nothing else. The copy for strtod does not stay in the arena. */
+/* Whether v is the text of a number and nothing else. The copy for strtod does not stay in the arena. */
 static bool parse_number(struct jinja_state *st, struct value v, double *f)
 {
     char *end, *s = NULL;
@@ -77,7 +77,7 @@ static bool parse_number(struct jinja_state *st, struct value v, double *f)
     return all;
 }
 
-/* a.b.c, with numbers as indexes; `otherwise`, if given, replaces a missing value. */
+/* The value at the path "a.b.c" in v, in which numbers are indexes; `otherwise`, if given, replaces a missing value. */
 static struct value attribute_path(struct jinja_state *st, struct value v, struct value path, struct value otherwise)
 {
     if (path.kind == VALUE_INT) return jinja_item(st, v, path);

@@ -36,9 +36,9 @@ struct value jinja_strip(struct jinja_state *st, struct value self, struct value
 /* Replaces every `from` by `to`; with count >= 0 only the first `count`. */
 struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to,
                            int64_t count);
-/* 'l' lower, 'u' upper, 'c' capitalize; 't' title as the method, whose words are letters, 'w' as the filter, whose
- * words begin after blanks and - ( { [ <. Of letters beyond ASCII only those without case are taken, in lower case also
- * those of Latin-1 and Cyrillic. */
+/* how: 'l' lower, 'u' upper, 'c' capitalize, 't' the method title (a word is a run of letters), 'w' the filter title (a
+ * word begins after blanks and - ( { [ <). Characters beyond ASCII must have no case; 'l' also takes letters of Latin-1
+ * and Cyrillic. Other characters are an error. */
 struct value jinja_case(struct jinja_state *st, struct value self, char how);
 struct value jinja_dict_items(struct jinja_state *st, struct value self);
 /* self.name or self[name]; undefined when it has none. */

@@ -1,5 +1,5 @@
 /* jinja_names.c - walks a template's tree for the names of variables. Templates are distrusted: depth and work are
- * limited, and what lies beyond is not seen. */
+ * limited, and names beyond the limits are not found. */
 #include "data/chat/jinja/jinja_names.h"
 
 #include <string.h>
@@ -35,7 +35,7 @@ static bool asks(const struct node *n, const char *name)
     return name && (test || filter) && n->a && n->a->kind == NODE_NAME && !strcmp(n->a->name, name);
 }
 
-/* A node, and those that follow it in a list. binds: names are bound here, by for, set or macro. */
+/* Visits a node and the nodes after it in its list. binds: names are bound here, by for, set or macro. */
 static void walk(struct walk *w, const struct node *n, bool binds)
 {
     if (w->depth++ < MAX_DEPTH)

@@ -562,7 +562,8 @@ static struct node *block(struct parser *p)
     return fail(p, "{%% %s %%} is not supported", word);
 }
 
-/* Up to {% and one of the words of `ends`, which becomes the current token, or the end of the template. */
+/* Parses up to {% and one of the words of `ends`, or up to the end of the template. That word becomes the current
+ * token. */
 static struct node *statements(struct parser *p, const char *const *ends)
 {
     struct chain c = {0};
