@@ -32,18 +32,19 @@ const char *draft_save(const struct draft *d, int n_shards);
 
 enum fp8_scales { FP8_NONE, FP8_TENSOR, FP8_ROWS, FP8_COLUMN, FP8_BLOCKS, FP8_BLOCKS_INV, FP8_SCALES };
 
-/* How a Linear is stored. Zeroed but for format: dense, or plain bitsandbytes in U8. */
+/* How a Linear is stored. If only format is set: dense, or bitsandbytes in U8 without nested scales. */
 struct linear_form {
     enum weight_format format; /* WF_F32, WF_BF16, WF_NF4, WF_FP4, WF_NVFP4 */
     int64_t block;
     bool nested;         /* NVFP4: the tensors of compressed-tensors, not of ModelOpt */
-    enum fp8_scales fp8; /* FP8 instead of a format: one scale, [out], [out, 1], [blocks, blocks], weight_scale_inv */
+    enum fp8_scales fp8; /* FP8 instead of `format`; scales in the enum's order: one, [out], [out, 1], [blocks, blocks],
+                            weight_scale_inv */
     bool int4;           /* with format WF_BF16: INT4 of compressed-tensors, random codes in groups of 32 columns */
-    enum dtype storage;  /* of the nibbles; DT_NONE: U8 */
+    enum dtype storage;  /* dtype of the tensor of nibbles; DT_NONE: U8 */
     bool decoded;        /* values rounded as in the format, but stored as F32, for comparison with the packed weight;
                             FP8 with format WF_BF16: rounded to BF16 */
 };
-/* A form for each layout of one matrix in files; ends with WF_NONE. */
+/* Every layout that files have for one matrix; the list ends with WF_NONE. */
 extern const struct linear_form linear_forms[];
 /* Writes the tensors of name.weight from x [n_out, n_in]. */
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
@@ -52,7 +53,7 @@ void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_o
 /* draft_put with any dtype of safetensors, as "F8_E4M3". */
 void draft_put_as(struct draft *d, const char *name, const char *st_dtype, int ndim, const int64_t *shape, void *data);
 /* ModelOpt's NVFP4 of gpt-oss: all experts of a product in one tensor, input axis before output axis, one global scale
- * for each expert or for all. decoded: the values, as draft_transposed has them, in F32. */
+ * for each expert or for all. With `decoded`: the decoded values in F32, in the layout of draft_transposed. */
 void draft_nvfp4_stacks(struct draft *d, bool each, bool decoded);
 
 float *draft_values(const struct draft *d, const char *name); /* of a float tensor; mem_free them */

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ci.sh - checks the end of .ci/run on a scratch tree whose stages are stubs: exit code and last line of a run that
-# passes and of runs in which a build, a group of tests or the demo fails, that is ended, or without nvcc. Then the exit
-# code of tests/gpu.sh.
+# ci.sh - checks exit code and last line of .ci/run on a scratch tree whose stages are stubs: for a run that passes,
+# runs in which a build, a group of tests or the demo fails, a run that a signal ends, and a run without nvcc. Then it
+# checks the exit code of tests/gpu.sh.
 #   bash tests/ci.sh
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* J different experts for token t, ascending; of ALL every one, else never the last. */
+/* J different experts for token t, in ascending order. Only with ALL may the last expert be among them. */
 static void choose(int32_t *idx, int64_t t, const struct setup *s)
 {
     int64_t n = s->n_exp - (s->routing != ALL);

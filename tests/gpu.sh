@@ -5,7 +5,7 @@
 # BIN_DIR: moetrain and moetrain_test, built on another machine; without it the script builds build/ with CUDA.
 # Stages (default: all):
 #   tests      every test group; those with more than 2^31 elements need 41 GiB of free device memory
-#   blocking   the same with CUDA_LAUNCH_BLOCKING=1: what fails in `tests` only lacks a wait between streams
+#   blocking   the same with CUDA_LAUNCH_BLOCKING=1: a test that passes only here lacks a wait between streams
 #   memcheck   the kernels' tests under compute-sanitizer: accesses out of bounds or misaligned
 #   racecheck  the kernels' tests under compute-sanitizer: hazards in shared memory
 #   synccheck  the kernels' tests under compute-sanitizer: barriers that not all threads reach
@@ -20,7 +20,7 @@
 #              GPU. The losses of 50 steps are within 3e-3 of one GPU's. On two GPUs the adapter has the same bytes,
 #              except with expert parallelism
 #   skew       time of adapter gradients and of a whole layer when all tokens go to the same experts: at most 1.5 times
-#              that of uniform routing; the least of three measurements, since adapter gradients are a difference
+#              that of uniform routing; least of three measurements, as the time of adapter gradients is a difference
 #   bench      speed of this GPU
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1

@@ -9,8 +9,8 @@ Authorization. DIR is a checkpoint with train.jsonl and eval.jsonl: the model te
 The data sets view-FAULT have only parquet files, and rows in pages like those of the hub's viewer; their requests are
 logged with the query.
 
-A push ends as a model of the server. test/NAME has the fault NAME: flaky-push (500, then a cut connection), refuse-once
-(the first commit), foreign (an upload address on a third host), no-etag, short-parts."""
+A model that a test pushes can then be downloaded from the server. test/NAME has the fault NAME: flaky-push (500, then a
+cut connection), refuse-once (the first commit), foreign (an upload address on a third host), no-etag, short-parts."""
 import base64
 import hashlib
 import http.server

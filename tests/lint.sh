@@ -188,8 +188,8 @@ check_includes() {
 }
 
 # ---- circles: files (x.c and x.h are one) that include each other, sources that call each other
-# A table is the way out (an op table, the table of kinds): those who call through one may include it, although it
-# includes them. A call through a table names no function of another file.
+# Exception: a file may include the header of a table of functions (the op table, the table of kinds of layers) that
+# includes the file's header. Calls through such a table are not counted, since they name no function of another file.
 check_circles() {
     # shellcheck disable=SC2046
     awk '
@@ -201,7 +201,7 @@ check_circles() {
         n_in[kind, to]++
         nodes[kind, from]; nodes[kind, to]
     }
-    # Removes the files into which no arrow leads, again and again; arrows between those that are left may be a circle.
+    # Repeatedly removes files that no remaining file includes or calls. Every circle is among the files that are left.
     function peel(kind,    key, part, node, next_of, n, i, again) {
         do {
             again = 0
@@ -305,8 +305,8 @@ check_ops() {
     done < <(grep -Hn '^typedef void [a-z0-9_]*_fn(struct device ' kernels/ops/*.h)
 }
 
-# ---- formats and architectures are rows of tables: who asks for a format by name is below kernels/format/ or
-# kernels/cuda/format/, who asks for an architecture is kernels/choice.c
+# ---- formats and architectures are rows of tables: only kernels/format/ and kernels/cuda/format/ compare formats by
+# name, only kernels/choice.c compares architectures
 check_names() {
     # shellcheck disable=SC2046
     awk '
@@ -357,7 +357,7 @@ check_readmes() {
     }'
 }
 
-# ---- layout as .clang-format says, by the one version of clang-format whose output the sources have: others differ
+# ---- layout by .clang-format, with one version of clang-format, since the output of other versions differs
 format_version=14 # of Debian 12 and Ubuntu 22.04
 
 find_format() { # prints the command

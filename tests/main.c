@@ -1,7 +1,7 @@
 /* main.c - runs the test groups named on the command line, or all:
  *   moetrain_test [--fixtures DIR] [--binary PATH] [--only PATTERN] [--skip PATTERN] [--need-gpu] [NAME ...]
  * --fixtures and --binary override the paths of the build. Of each group, the tests run that match the PATTERN of
- * --only and do not match that of --skip. It fails when there is none, in the whole or of a group that is named. With
+ * --only and do not match that of --skip. It fails when no test runs, in all or in a group that is named. With
  * --need-gpu a test that lacks a GPU fails instead of being skipped. */
 #include "tests/test.h"
 
@@ -56,7 +56,8 @@ static void make_scratch(void)
     atexit(remove_scratch);
 }
 
-/* Tests write paths without quotes into commands and lists of settings: a link replaces a folder with a blank. */
+/* Tests write paths without quotes into commands and lists of settings: a folder with a blank in its path is therefore
+ * reached through a symbolic link. */
 static const char *without_blank(const char **path, char out[256], const char *name)
 {
     static char folder[PATH_MAX];
@@ -215,7 +216,7 @@ int main(int argc, char **argv)
     if (first < 0 || check_names(argc, argv, first)) return 2;
     if (only) cmocka_set_test_filter(only);
     if (without) cmocka_set_skip_filter(without);
-    /* Tests create symbolic links to fixtures, and run the binary in other folders. */
+    /* Absolute paths, since tests create symbolic links to fixtures, and run the binary in other folders. */
     if (realpath(fixtures, whole[0])) fixtures = whole[0];
     if (binary && realpath(binary, whole[1])) binary = whole[1];
     counted = mmap(NULL, sizeof(*counted), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -41,8 +41,8 @@ class Build:
         self.lines = [line for line in lines if " -o " in line]
 
     def compile(self, file, scratch):
-        """Compiles the changed copy of the file as the build does, once per object; of a header, the C files that
-        include it. Returns the objects."""
+        """Compiles the changed copy of the file as the build does, once per object; for a header, every C file that
+        includes it. Returns the objects."""
         objects, header = [], file.endswith(".h")
         for line in self.lines:
             words = shlex.split(line)
@@ -63,7 +63,8 @@ class Build:
         return objects
 
     def link(self, program, objects, scratch):
-        """Links a program of the build. The objects come first, so the libraries' own are not taken."""
+        """Links a program of the build. The objects come first, so that the linker takes them instead of those in the
+        libraries."""
         out = os.path.join(scratch, program)
         line = next(t for t in self.lines if re.search(rf" -o {program} ", t))
         line = line.replace(f" -o {program} ", " -o " + shlex.join([out, *objects]) + " ")

@@ -361,8 +361,8 @@ static void compare_gpu(const struct op_outputs *want, const struct op_outputs *
     }
 }
 
-/* The peak of the work arena in a dry run. The arena becomes NaN up to there, since scratch is written before it is
- * read, and beyond it by SCRATCH_GUARD. */
+/* Returns the peak of the work arena in a dry run. Fills the arena with NaN up to the peak, to reveal scratch that is
+ * read before it is written, and SCRATCH_GUARD bytes beyond, to reveal writes there. */
 enum { SCRATCH_GUARD = 1 << 17 };
 static int64_t prepare_scratch(op_case_fn *run, const void *params, struct device *dev)
 {

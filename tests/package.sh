@@ -27,7 +27,7 @@ for side in a b; do
 done
 diff -r "$tree/out-a" "$tree/out-b" || die "the bytes of a package depend on more than its files"
 ls "$tree/out-a"/moetrain-1.2.3.dev0+gabc.changes-py3-none-manylinux_2_35_*.whl > /dev/null
-# An archive that LICENSES lacks, and a map without archives, are errors.
+# sbom.py refuses a linker map with an archive that is not in its table LICENSES, and a map without archives.
 for map in '/usr/lib/libnew.a(x.o) main.o (x)' ' /usr/lib/libz.a(x.o)'; do
     echo "$map" > "$tree/map"
     ! python3 "$root/configs/sbom.py" --map "$tree/map" --version 1 --epoch 0 --out "$tree" 2> "$tree/said" ||

@@ -18,7 +18,7 @@ int64_t packed_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scal
     return format_row(format, false)->encode(plane, &w, n_threads);
 }
 
-/* With the encoder of the format: planes as its row says, one per expert. */
+/* Encodes each expert with the encoder of the format, into the planes that the format's row lists. */
 static void pack_as_row(struct weight *w, const float *x)
 {
     const struct format *f = format_row(w->format, false);
@@ -35,7 +35,8 @@ static void pack_as_row(struct weight *w, const float *x)
     }
 }
 
-/* Each third of the rows has its own global scale. With `nested` a scale is divided by it. */
+/* Each third of the rows has a separate global scale. With `divides` the stored scale is the reciprocal, by which
+ * values are divided. */
 static void pack_nvfp4(struct weight *w, const float *x, bool divides)
 {
     const int64_t n = w->n_out * w->n_in, third = (w->n_out + 2) / 3;

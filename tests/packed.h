@@ -6,14 +6,15 @@
 #include "tests/op_check.h"
 
 /* How a weight is stored. `block` (values per absmax) and `nested` (absmax is quantised too) apply to NF4 and FP4;
- * with NVFP4 `nested` means that global scales divide. FP8: columns per scale in `block`, 0: all of a row. */
+ * with NVFP4 `nested` means that values are divided by the global scale. FP8: `block` is the number of columns per
+ * scale, 0: one scale per row. */
 struct weight_packing {
     enum weight_format format;
     int64_t block;
     bool nested;
 };
-/* Packs n dense values as one row; planes that the format lacks may be NULL. NVFP4: scale2 in *absmax. Returns how many
- * values are not finite. */
+/* Packs n dense values as one row; planes that the format lacks may be NULL. NVFP4: *absmax receives scale2. Returns
+ * how many values are not finite. */
 int64_t packed_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
                       enum weight_format dense, int64_t n, int n_threads);
 /* The values of make_random, encoded in that format; valid until op_check_end. */

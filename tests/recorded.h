@@ -22,7 +22,7 @@ void recorded_set_number(struct config *cfg, const char *section, struct json j,
 void recorded_config(struct config *cfg, struct json setup, const char *base, const char *out);
 
 /* Gradients of the first step against a safetensors file, per tensor within 1e-3 in Frobenius norm. The file has every
- * `stride`-th element of each tensor, in one dimension where stride is not 1. */
+ * `stride`-th element of each tensor; if stride is not 1, the tensors are flattened. */
 void recorded_gradients(const struct config *cfg, const char *path, int64_t stride);
 
 /* Tensors of two safetensors files, of which `theirs` has every `stride`-th element: within 1e-3 in Frobenius norm. */
@@ -31,10 +31,10 @@ void recorded_tensors(const char *ours, const char *theirs, int64_t stride);
 /* Lists of keys end with NULL. Bounds are relative. */
 struct recorded_bounds {
     const char *const *step, *const *held; /* keys of a step, and of an evaluation; held NULL: there is none */
-    double first, later;                   /* of the first step; of the others and of the last evaluation */
-    double start;                          /* of the first evaluation */
-    double first_norm, later_norm;         /* of gradient norms */
-    double least; /* smaller numbers are compared as if they were as large: rewards begin at 0 */
+    double first, later;                   /* bounds of the first step; of later steps and the last evaluation */
+    double start;                          /* bound of the first evaluation */
+    double first_norm, later_norm;         /* bounds of gradient norms: first step, later steps */
+    double least;                          /* least divisor of a relative error, since rewards begin at 0 */
 };
 /* Trains; compares every step with "steps" and both evaluations with "eval_start" and "eval_end" of doc. */
 void recorded_training(const struct config *cfg, struct json_doc *doc, const struct recorded_bounds *bounds);

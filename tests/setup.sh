@@ -42,7 +42,8 @@ export CUDAARCHS=80-virtual
 expect 'are installed\|== configure: build\|cmake -S . -B build -G Ninja\|'
 expect '-B build .*-DMOETRAIN_CUDA=off\|' --cuda auto
 unset CUDAARCHS
-# An architecture per kind of GPU; of Hopper sm_90a; of one that nvcc does not know sm_80, whose PTX drivers compile.
+# The script chooses one architecture per kind of GPU. For Hopper it is sm_90a. For a GPU that nvcc does not know it is
+# sm_80, whose PTX the driver compiles.
 gpus 9.0 9.0
 expect 'CUDA: architecture 90a \(.*compute capability 9.0;.*\|cmake .*-DCMAKE_CUDA_ARCHITECTURES=90a\|'
 gpus 8.9 7.5 8.6

@@ -1,4 +1,4 @@
-/* whole_model.c - loss and gradient of a model, and opening as on a GPU. */
+/* whole_model.c - loss and gradient of a model; opens a model on a backend with separate memory. */
 #include "tests/whole_model.h"
 
 #include <math.h>
@@ -112,7 +112,7 @@ void whole_model_check_slopes(struct run *r)
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
         const double norm = norm_of(g + p->off, lora_param_count(p)), h = 2e-6;
-        double slope = 0; /* of fourth order: the norm of gated DeltaNet's output is strongly curved */
+        double slope = 0; /* fourth-order differences, since the norm of gated DeltaNet's output is strongly curved */
         char name[64];
         lora_param_name(p, name);
         if (!(norm > 1e-6)) fail_msg("%s: no gradient (%g)", name, norm);
@@ -139,7 +139,7 @@ static void check_groups(struct run *r, const uint8_t *groups, int n_groups, dou
     mem_free(x);
 }
 
-/* Other groups are saved in every layer; the memory is that of a model that saves all. */
+/* Each layer saves another set of groups of activations. The arena has room for all groups. */
 static void check_mixtures(struct run *r, double loss, const double *g)
 {
     static const uint8_t groups[] = {0,
