@@ -39,82 +39,88 @@ static const struct option options[] = {
     ROW(model, revision, DATA, "main", "name", "branch, tag or commit when path is hub:OWNER/NAME"),
     ROW(model, quantize, MATH, "none", QUANTIZE_FORMATS, "pack bf16, FP8, INT4 experts in 4 bits while they load"),
     ROW(model, quantize_attention, MATH, "false", YES_NO, "pack q, k, v, out too; packed experts stay"),
-    ROW(model, expert_weight_format, FREE, "auto", "auto|packed|bf16", "train.decoded_layers for all layers or none"),
-    ROW(data, train, DATA, "", "files", "files, folders, patterns, hub:OWNER/NAME/FILE; a*0.5"),
+    ROW(model, expert_weight_format, FREE, "auto", "auto|packed|bf16",
+        "bf16: all layers decoded; packed: none; auto: what fits"),
+    ROW(data, train, DATA, "", "files", "files, folders, patterns, hub:OWNER/NAME/FILE; *0.5: half"),
     ROW(data, eval, FREE, "", "files", "held-out data, same forms as data.train"),
-    ROW(data, eval_split, DATA, "0", "[0, 1)", "share of training documents to hold out, without eval"),
+    ROW(data, eval_split, DATA, "0", "[0, 1)", "share of data.train to hold out, where data.eval is empty"),
     ROW(data, format, DATA, "auto", DATA_FORMATS, "auto: by a row's keys, or by objective.kind"),
-    ROW(data, columns, DATA, "", "TO=COLUMN,...", "names for other keys, e.g. user=question,assistant=answer"),
-    ROW(data, eval_format, FREE, "same", "same|" TOKEN_FORMATS, "of data.eval"),
-    ROW(data, eval_columns, FREE, "same", "same|TO=COLUMN,...", "columns of data.eval; same: data.columns"),
+    ROW(data, columns, DATA, "", "TO=COLUMN,...", "renames keys of rows, e.g. user=question,assistant=answer"),
+    ROW(data, eval_format, FREE, "same", "same|" TOKEN_FORMATS, "data.format for data.eval; same: the same"),
+    ROW(data, eval_columns, FREE, "same", "same|TO=COLUMN,...", "data.columns for data.eval; same: the same"),
     ROW(data, sample_by, DATA, "document", "document|paragraph|line", "what a row of a text file is"),
-    ROW(data, max_samples, DATA, "0", "[0, 1e9]", "rows to read of each entry, the first; 0: all"),
+    ROW(data, max_samples, DATA, "0", "[0, 1e9]", "first rows of each entry of data.train to read; 0: all"),
     ROW(data, seq_len, MATH, "2048", "[2, 16777216]", "tokens per sequence, at most"),
-    ROW(data, packing, MATH, "true", YES_NO, "several documents per sequence, separate attention"),
+    ROW(data, packing, MATH, "true", YES_NO, "several documents per sequence; attention stays in each"),
     ROW(data, shuffle, MATH, "true", YES_NO, "a new order every epoch, by train.seed"),
     ROW(data, loss_on, DATA, "assistant", "assistant|last|all", "tokens with loss: answers, last answer, all tokens"),
-    ROW(data, split_turns, DATA, "true", YES_NO, "separate samples where the template rewrites history"),
+    ROW(data, split_turns, DATA, "true", YES_NO, "a sample per answer if the template changes earlier turns"),
     ROW(data, overlong, DATA, "cut", "cut|drop", "truncate or drop documents longer than seq_len"),
     ROW(data, dropped, DATA, "refuse", "refuse|warn", "rows with parts that the chat template leaves out"),
-    ROW(data, special_text, DATA, "keep", "keep|error|split", "special tokens that contents spell: text where split"),
+    ROW(data, special_text, DATA, "keep", "keep|error|split",
+        "special tokens in message texts; split: tokenise as text"),
     ROW(data, system, DATA, "", "text", "system message for conversations that have none"),
     ROW(data, chat_template, DATA, "", "file|name", "chatml gemma4 lfm2 llama3 minimax mistral nemotron zephyr"),
-    ROW(data, chat_kwargs, DATA, "", "JSON", "variables, e.g. {\"thinking\": true}; rows override"),
+    ROW(data, chat_kwargs, DATA, "", "JSON", "template variables: {\"thinking\": true}; a row's override"),
     ROW(data, chat_date, DATA, "2025-06-28", "YYYY-MM-DD", "today's date for the chat template"),
     ROW(lora, r, MATH, "16", "[1, 4096]", "rank of the adapters"),
     ROW(lora, alpha, MATH, "32", "(0, 1e6]", "adapter scale: alpha / r; usual is r or 2 r"),
     ROW(lora, dropout, MATH, "0", "[0, 1)", "dropout on the input of the adapters"),
     ROW(lora, rslora, MATH, "false", YES_NO, "adapter scale: alpha / sqrt(r)"),
     ROW(lora, dora, MATH, "false", YES_NO, "DoRA: a trained magnitude for each output of a matrix"),
-    ROW(lora, targets, MATH, "attention,experts", "names", "or q_proj, mixers, dense, all-linear, ..."),
+    ROW(lora, targets, MATH, "attention,experts", "names", "adapted matrices: q_proj, mixers, dense, all-linear, ..."),
     ROW(lora, rank_pattern, MATH, "", "names=ranks", "rank by target, e.g. experts=8,q_proj=32"),
     ROW(lora, alpha_pattern, MATH, "", "names=alphas", "alpha by target, e.g. experts=16"),
-    ROW(lora, r_by, MATH, "target", "target|routing", "routing: ranks to the experts with the most rows"),
+    ROW(lora, r_by, MATH, "target", "target|routing", "routing: only experts with the most rows get ranks"),
     ROW(lora, r_budget, MATH, "0.25", "[1e-3, 1]", "with r_by = routing: trained share of the experts' ranks"),
     ROW(lora, layers, MATH, "all", "all|ranges", "adapted layers, e.g. 0-3,7"),
-    ROW(lora, init, MATH, "default", LORA_INITS, "A and B of a new adapter; others: from the weights"),
+    ROW(lora, init, MATH, "default", LORA_INITS, "of A, B: default: B = 0; pissa, olora: from the weights"),
     ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),
-    ROW(objective, kind, MATH, "sft", OBJECTIVES, "what is minimised; others than sft: preferences, rollouts"),
-    ROW(objective, beta, MATH, "auto", "auto|[0, 1e3]", "of preferences 0.1, simpo 2; of the KL 0, rloo 0.05"),
-    ROW(objective, reference, MATH, "base", "base|initial", "initial: the adapter of lora.init_from"),
-    ROW(objective, label_smoothing, MATH, "0", "[0, 0.5)", "dpo: share of pairs that are the wrong way round"),
+    ROW(objective, kind, MATH, "sft", OBJECTIVES, "the loss: sft, of preferences (dpo to kto), or of RL"),
+    ROW(objective, beta, MATH, "auto", "auto|[0, 1e3]", "auto: 0.1, simpo 2; RL (weight of the KL): 0, rloo 0.05"),
+    ROW(objective, reference, MATH, "base", "base|initial", "reference model: base, or the adapter of lora.init_from"),
+    ROW(objective, label_smoothing, MATH, "0", "[0, 0.5)", "dpo: assumed share of pairs with swapped answers"),
     ROW(objective, orpo_nll, MATH, "all", "all|completion", "orpo: tokens of the cross-entropy"),
     ROW(objective, desirable_weight, MATH, "1", "[0, 1e3]", "kto: weight of rows with label true"),
     ROW(objective, undesirable_weight, MATH, "1", "[0, 1e3]", "kto: weight of rows with label false"),
     ROW(objective, gamma, MATH, "0.5", "[0, 1e3]", "simpo: margin of the rewards"),
     ROW(objective, sft_weight, MATH, "0", "[0, 1e3]", "dpo: weight of the chosen answers' cross-entropy"),
     ROW(objective, reference_cache, FREE, "none", "none|auto", "auto: compute the reference once, before step 1"),
-    ROW(objective, num_generations, MATH, "8", "[2, 65536]", "RL: completions of a prompt, a group"),
+    ROW(objective, num_generations, MATH, "8", "[2, 65536]", "RL: completions of each prompt, which form a group"),
     ROW(objective, num_iterations, MATH, "1", "[1, 1e4]", "RL: times that a generation is trained on"),
     ROW(objective, steps_per_generation, MATH, "1", "[1, 65536]", "RL: optimizer steps of a generation"),
-    ROW(objective, max_completion_length, MATH, "512", "[1, 1e9]", "RL: tokens; divides the loss of dr_grpo"),
-    ROW(objective, temperature, MATH, "1", "(0, 2]", "RL: of the sampler: logits are divided by it"),
-    ROW(objective, epsilon, MATH, "auto", "auto|(0, 1e3]", "RL: ratios below 1 - this are clipped; 0.2, gspo 3e-4"),
-    ROW(objective, epsilon_high, MATH, "auto", "auto|(0, 1e6]", "above 1 + this; dapo 0.28, gspo 4e-4, cispo 5"),
-    ROW(objective, delta, MATH, "0", "[0, 1e6]", "RL: bound of ratios that are not clipped; 0: none"),
-    ROW(objective, kl, MATH, "auto", "auto|k3|k3_ratio|k1", "RL: k3; k3 times the ratio; k1 in the reward (rloo)"),
-    ROW(objective, scale_rewards, MATH, "auto", "auto|group|batch|none", "RL: deviation that divides; auto: by kind"),
-    ROW(objective, is_mode, MATH, "auto", IS_MODES, "RL: correction for the sampler; auto: sequence_mask"),
-    ROW(objective, is_cap, MATH, "3", "(0, 1e6]", "RL: largest weight of the correction"),
-    ROW(objective, is_floor, MATH, "0", "[0, 1e6)", "RL: smallest weight of the correction; 0: none"),
-    ROW(objective, old, MATH, "trainer", "trainer|rows", "RL: old log-probabilities; rows: those of the sampler"),
+    ROW(objective, max_completion_length, MATH, "512", "[1, 1e9]",
+        "RL: most tokens of a completion; dr_grpo divides by it"),
+    ROW(objective, temperature, MATH, "1", "(0, 2]", "RL: divides the logits of sampler and trainer"),
+    ROW(objective, epsilon, MATH, "auto", "auto|(0, 1e3]", "RL: clips ratios below 1 - epsilon; auto 0.2, gspo 3e-4"),
+    ROW(objective, epsilon_high, MATH, "auto", "auto|(0, 1e6]", "above 1 + this; auto: epsilon, dapo 0.28, gspo 4e-4"),
+    ROW(objective, delta, MATH, "0", "[0, 1e6]", "RL: upper bound of ratios where clip has none; 0: none"),
+    ROW(objective, kl, MATH, "auto", "auto|k3|k3_ratio|k1", "RL: auto k3, rloo k1 in the reward; k3_ratio: k3 * ratio"),
+    ROW(objective, scale_rewards, MATH, "auto", "auto|group|batch|none",
+        "RL: whose standard deviation divides the advantages"),
+    ROW(objective, is_mode, MATH, "auto", IS_MODES, "RL: importance-weight correction; auto: sequence_mask"),
+    ROW(objective, is_cap, MATH, "3", "(0, 1e6]", "RL: largest importance weight"),
+    ROW(objective, is_floor, MATH, "0", "[0, 1e6)", "RL: smallest importance weight; 0: none"),
+    ROW(objective, old, MATH, "trainer", "trainer|rows", "RL: old log-probabilities: computed, or rows' (sampler)"),
     ROW(objective, mask_truncated, MATH, "false", YES_NO, "RL: completions without an end token have no loss"),
-    ROW(objective, top_entropy_quantile, MATH, "1", "(0, 1]", "RL: share of the tokens with loss, by entropy"),
-    ROW(objective, entropy_coef, MATH, "0", "[-1e3, 1e3]", "RL: the mean entropy times this is subtracted"),
-    ROW(distill, teacher, MATH, "none", "none|base|rows|adapter:DIR", "base: the model without adapters; rows: data"),
-    ROW(distill, alpha, MATH, "0", "[0, 1]", "share of the cross-entropy; the rest is the KL times T^2"),
+    ROW(objective, top_entropy_quantile, MATH, "1", "(0, 1]",
+        "RL: share of tokens with loss: those of highest entropy"),
+    ROW(objective, entropy_coef, MATH, "0", "[-1e3, 1e3]", "RL: the loss gets minus this times the mean entropy"),
+    ROW(distill, teacher, MATH, "none", "none|base|rows|adapter:DIR",
+        "base: the model without adapters; rows: in data.train"),
+    ROW(distill, alpha, MATH, "0", "[0, 1]", "weight of the cross-entropy; T^2 KL has 1 - alpha"),
     ROW(distill, temperature, MATH, "1", "[1e-3, 1e3]", "T, which divides the logits of teacher and student"),
     ROW(distill, kl, MATH, "forward", "forward|reverse", "KL(teacher, student), or KL(student, teacher)"),
     ROW(distill, topk, DATA, "64", "[1, 4096]", "ids per token, at most, in rows of a teacher"),
-    ROW(quant, weights, MATH, "none", QUANT_FORMATS, "train for this format"),
+    ROW(quant, weights, MATH, "none", QUANT_FORMATS, "round weights to this format in training (QAT)"),
     ROW(quant, start, MATH, "0", "[0, 1e9]", "training steps before the first quantised one"),
-    ROW(quant, activations, MATH, "none", QUANT_INPUTS, "train with inputs quantised to this format"),
+    ROW(quant, activations, MATH, "none", QUANT_INPUTS, "round inputs of products to this format in training"),
     ROW(quant, calibration, MATH, "16", "[1, 1e6]", "micro-batches that set the scales of the activations"),
     ROW(quant, narrow, MATH, "false", YES_NO, "int8, int4: codes from -127, -7 instead of -128, -8"),
     ROW(quant, mode, MATH, "merged", "merged|base", "quantise W + adapter, or W alone"),
     ROW(quant, targets, MATH, "experts", "experts|all", "experts, or attention and dense layers too"),
-    ROW(quant, amax, MATH, "current", "current|static", "of the weights: largest magnitudes now, or at the start"),
-    ROW(optim, kind, MATH, "adamw", "adamw|adamw8", "adamw8: moments in 8 bits, 2 bytes per parameter for 8"),
+    ROW(quant, amax, MATH, "current", "current|static", "scales of weights: current, or those of quant.start"),
+    ROW(optim, kind, MATH, "adamw", "adamw|adamw8", "adamw8: moments in 8 bits, 2 bytes a parameter, not 8"),
     ROW(optim, lr, NEXT, "auto", "auto|[0, 1]", "peak learning rate; auto: 2e-4, RL 1e-5"),
     ROW(optim, lr_ratio_b, NEXT, "1", "[1e-3, 1e3]", "learning rate of B over that of A: LoRA+ uses 16"),
     ROW(optim, schedule, NEXT, "cosine", SCHEDULES, "learning rate after warm-up"),
@@ -134,7 +140,7 @@ static const struct option options[] = {
     ROW(train, expert_dtype, MATH, "bf16", "bf16|fp8", "products of MXFP4 experts: fp8 reads rows in e4m3 too"),
     ROW(train, steps, NEXT, "0", "[0, 1e9]", "optimizer steps; 0: by epochs"),
     ROW(train, epochs, NEXT, "1", "[0, 1e6]", "passes over the data when steps is 0"),
-    ROW(train, micro_batch, MATH, "1", "[1, 65536]", "sequences per forward pass; pairs, of kto and RL rows"),
+    ROW(train, micro_batch, MATH, "1", "[1, 65536]", "sequences per forward pass; or pairs; of kto and RL: rows"),
     ROW(train, grad_accum, MATH, "1", "[1, 65536]", "forward passes per optimizer step"),
     ROW(train, seed, MATH, "0", "[0, 9e15]", "seed of initialisation, data order and dropout"),
     ROW(train, recompute, FREE, "auto", "auto|none|selective|full", "what to recompute; auto: by layer, what fits"),
@@ -145,7 +151,7 @@ static const struct option options[] = {
     ROW(train, max_nonfinite, FREE, "5", "[0, 1e9]", "stop after this many skipped (non-finite) steps"),
     ROW(train, threads, FREE, "0", "[0, 512]", "CPU threads; 0: all cores, at most 512"),
     ROW(train, memory_gb, FREE, "0", "[0, 1e6]", "memory limit in GiB; 0: all free memory"),
-    ROW(train, offload, FREE, "auto", TRAIN_OFFLOADS, "host memory; auto: what the limit needs"),
+    ROW(train, offload, FREE, "auto", TRAIN_OFFLOADS, "what is in host memory; auto: what the limit requires"),
     ROW(train, decoded_layers, FREE, "-1", "[-1, 1e9]", "layers with experts as bf16; -1: all that fit (GPU)"),
     ROW(train, profile, FREE, "", "first:last", "steps to time op by op, into output.dir"),
     ROW(parallel, gpus, FREE, "1", "auto|number", "GPUs of this machine, one rank each; auto: all"),
@@ -158,27 +164,28 @@ static const struct option options[] = {
     ROW(eval, every, FREE, "0", "[0, 1e9]", "steps between evaluations; 0: only at_start and at_end"),
     ROW(eval, at_start, FREE, "true", YES_NO, "evaluate before step 1"),
     ROW(eval, at_end, FREE, "true", YES_NO, "evaluate after the last step"),
-    ROW(eval, best, FREE, "loss", "loss|accuracy", "what best/ is by; accuracy: of pairs of answers"),
+    ROW(eval, best, FREE, "loss", "loss|accuracy", "best/ has the lowest loss, or most pairs right (accuracy)"),
     ROW(eval, max_batches, FREE, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
     ROW(eval, patience, FREE, "0", "[0, 1e9]", "stop after N evaluations without a lower loss; 0: never"),
     ROW(eval, prompts, FREE, "", "file", "JSONL rows of prompt or messages, answered at evaluations"),
     ROW(eval, prompt_tokens, FREE, "64", "[1, 4096]", "tokens per answer, at most"),
-    ROW(reward, timeout_s, FREE, "60", "(0, 1e6]", "seconds for the rewards of a step, of each command"),
+    ROW(reward, timeout_s, FREE, "60", "(0, 1e6]", "seconds that a command has for the rewards of a step"),
     ROW(reward, on_nan, NEXT, "error", "error|null", "rewards that are NaN or infinite; null: no reward"),
-    ROW(reward, combine, NEXT, "sum", "sum|normalize_then_sum", "normalised: in its group, before the sum"),
+    ROW(reward, combine, NEXT, "sum", "sum|normalize_then_sum",
+        "normalize: each reward within its group before the sum"),
     NAMES(reward, NAME, NEXT, "KIND ARGUMENTS", "a reward (train/reward/); NAME.weight: its weight, 1"),
-    ROW(rollout, top_p, MATH, "1", "(0, 1]", "sample among the likeliest tokens of this sum; 1: all"),
-    ROW(rollout, top_k, MATH, "0", "[0, 1e9]", "sample among the likeliest N tokens; 0: all"),
-    ROW(rollout, min_p, MATH, "0", "[0, 1]", "no tokens below this share of the likeliest one"),
+    ROW(rollout, top_p, MATH, "1", "(0, 1]", "sample from the likeliest tokens up to this total; 1: all"),
+    ROW(rollout, top_k, MATH, "0", "[0, 1e9]", "sample from the N likeliest tokens; 0: all"),
+    ROW(rollout, min_p, MATH, "0", "[0, 1]", "no token below this times the highest probability"),
     ROW(rollout, dynamic_rounds, MATH, "1", "[1, 64]", "rounds that replace groups of equal rewards; 1: none"),
     ROW(rollout, replay, MATH, "true", YES_NO, "train with the experts that the sampler chose"),
-    ROW(rollout, max_logp_difference, FREE, "0", "[0, 1e3]", "sampler to trainer; 0: fp32 1e-4, bf16 0.02; else stop"),
+    ROW(rollout, max_logp_difference, FREE, "0", "[0, 1e3]", "stop if sampler and trainer differ by more; 0: by dtype"),
     ROW(environment, command, NEXT, "", "program", "online RL: answers the turns of the model"),
     ROW(environment, turns, NEXT, "8", "[1, 1e6]", "turns of the model in a completion, at most"),
-    ROW(environment, tokens, NEXT, "0", "[0, 1e9]", "of completion: turns and messages; 0: no other limit"),
-    ROW(environment, seconds, NEXT, "0", "[0, 1e6]", "of a completion, then no turn begins; 0: no limit"),
-    ROW(environment, timeout_s, FREE, "60", "(0, 1e6]", "seconds for a reply, then the command is restarted"),
-    ROW(generate, memory_gb, FREE, "0", "[0, 1e6]", "GiB of the cache; 0: of what is free"),
+    ROW(environment, tokens, NEXT, "0", "[0, 1e9]", "most tokens of a completion, with messages; 0: no limit"),
+    ROW(environment, seconds, NEXT, "0", "[0, 1e6]", "after these a completion begins no turn; 0: no limit"),
+    ROW(environment, timeout_s, FREE, "60", "(0, 1e6]", "seconds for a reply, after which the command is restarted"),
+    ROW(generate, memory_gb, FREE, "0", "[0, 1e6]", "limit of the KV cache in GiB; 0: free memory"),
     ROW(output, dir, FREE, "out", "directory", "directory for all files of a run"),
     ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
     ROW(output, keep, FREE, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
@@ -196,7 +203,7 @@ const struct option *config_option(int64_t i) { return i >= 0 && i < N_OPTIONS ?
 
 /* ---- names */
 
-/* Up to N_OPTIONS distinct sections (section NULL) or the keys of one, in table order. */
+/* Sets names [N_OPTIONS] to the keys of a section, or with section NULL to all sections, in table order. */
 static int64_t list_names(const char *names[], const char *section)
 {
     int64_t n = 0;
@@ -216,7 +223,7 @@ static void join(char *dst, size_t cap, const char *const *names, int64_t n)
         used += (size_t)snprintf(dst + used, cap - used, i ? ", %s" : "%s", names[i]);
 }
 
-/* Other words for sections and keys, whose letters are not near. */
+/* Synonyms of sections and keys that str_nearest cannot find, since their letters differ too much. */
 static const char *const synonyms[][2] = {
     {"qat", "quant"},          {"kd", "distill"},          {"quant.format", "weights"},
     {"quant.type", "weights"}, {"quant.dtype", "weights"},
@@ -231,8 +238,9 @@ static const char *synonym(const char *section, const char *word)
     return NULL;
 }
 
-/* The name for `word`: a synonym, the nearest, or one that begins with it or is the beginning of it, from three letters
- * on and at least half of them; NULL: none. section NULL: names are sections. */
+/* The name that the user means by `word`: its synonym, or the nearest name. Otherwise a name of which word is the
+ * beginning, or the reverse; both have at least 3 letters, and the name at least half as many as word. NULL: none.
+ * section NULL: names are sections. */
 static const char *meant(const char *section, const char *word, const char *const *names, int64_t n)
 {
     const size_t len = strlen(word);
@@ -378,7 +386,7 @@ static bool has_paths(const struct option *o)
     return false;
 }
 
-/* Copies the value with $HOME in place of each ~ that begins a path, as a shell does. */
+/* Copies the value and replaces each ~ that begins a path by $HOME, as a shell does. */
 static int expand_home(char full[MT_CONFIG_LINE], const struct option *o, const char *value, const char *where,
                        struct err *err)
 {
@@ -406,7 +414,7 @@ static int set_text(struct config *c, const struct option *o, const char *given,
     char *field = (char *)c + o->offset;
     if (n >= o->size)
         return err_set(err, "%s: %s.%s is %zu bytes long; the limit is %zu", where, o->section, o->key, n, o->size - 1);
-    /* a slash at its end would be doubled in the paths of its files */
+    /* without a slash at the end, which paths of its files would double */
     if (o->offset == offsetof(struct config, output.dir))
         while (n > 1 && value[n - 1] == '/') n--;
     memset(field, 0, o->size);
@@ -414,7 +422,7 @@ static int set_text(struct config *c, const struct option *o, const char *given,
     return 0;
 }
 
-/* Whether a value has what looks like a comment: the parser of config.ini would not read it back. */
+/* Whether a part of the value looks like a comment. The parser could not read such a value back from config.ini. */
 static bool has_comment(const char *value)
 {
     for (const char *s = value; *s; s++)
@@ -494,8 +502,8 @@ static int before_sections(const struct parse *p, const char *key)
     return err_set(p->err, "%s: \"%.64s\" is before the first [section]%s%s", p->where, key, peer ? ": " : "", advice);
 }
 
-/* "{here}/x" is x in the folder of this file; in a list of files each entry may begin so, and in words each
- * argument, or what follows its `=`. */
+/* Replaces "{here}/" by the folder of this file. It may be at the beginning of a value, of each entry in a list of
+ * files, of each argument of a program, and after = in an argument. */
 static char *resolve_here(const struct parse *p, const struct option *o, const char *value)
 {
     static const char here[] = "{here}/";
@@ -517,7 +525,7 @@ static char *resolve_here(const struct parse *p, const struct option *o, const c
     return path.text;
 }
 
-/* Where the line of a key is kept; NULL: a named key that is not set. */
+/* The place of a key's line number; NULL: the key is of a section with free names and is not set. */
 static int *line_of(struct parse *p, const struct option *o, const char *key)
 {
     if (o->kind != NAMED) return &p->key_line[o - options];
