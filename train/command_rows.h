@@ -1,8 +1,8 @@
 /* command_rows.h - macros for the rows of the command tables (commands_*.c, command_table.c); C only, because nvcc does
  * not take _Generic.
  *
- * A new option is a field of the command's arguments and a row; the parser, --help, the man page and the completion of
- * shells read the row. */
+ * A new option is a field of the command's arguments and a row; the parser, --help, the man page and shell completion
+ * read the row. */
 #ifndef MT_COMMAND_ROWS_H
 #define MT_COMMAND_ROWS_H
 

@@ -1,4 +1,4 @@
-/* command_table.c - the list of commands, and those about the program itself. */
+/* command_table.c - the list of commands; the commands about the program itself (`config`, `help`, `version`). */
 #include "train/command_rows.h"
 #include "train/version.h"
 

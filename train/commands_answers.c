@@ -1,4 +1,5 @@
-/* commands_answers.c - commands that answer or continue texts: arguments, options, help, functions. */
+/* commands_answers.c - commands that generate answers, or make data for training from them: arguments, options, help,
+ * functions. */
 #include "train/answers/chat.h"
 #include "train/command_rows.h"
 #include "train/config/config_guess.h"

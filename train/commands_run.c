@@ -1,4 +1,4 @@
-/* commands_run.c - commands of a run: training, its plan and its data: arguments, options, help, functions. */
+/* commands_run.c - the commands of a run (training, its plan, its data, ...): arguments, options, help, functions. */
 #include "train/adapter/adapter_dir.h"
 #include "train/answers/eval_generate.h"
 #include "train/bench/check.h"
@@ -68,7 +68,7 @@ static void find_export(void *user, const struct arch *a, const struct safetenso
     if (!complete) export_warn(s->cfg, a, st);
 }
 
-/* Runs training, or with `eval` an evaluation of its adapter, on all ranks. */
+/* On all ranks: runs training, or if eval is not NULL an evaluation of an adapter. */
 static int run_ranks(const struct config *cfg, const struct eval_args *eval, struct err *err)
 {
     struct comm_place place;
@@ -109,7 +109,7 @@ static int do_eval(const void *args, struct config *cfg, struct err *err)
     return eval_generate_run(&a->answers, a->base ? NULL : adapter, cfg, err);
 }
 
-/* Plans with the values that `init` would choose for the data, where they are not given. Does not change values to make
+/* Plans with the values that `init` would choose for the data, unless --set gives them. Does not change values to make
  * the plan fit.
  */
 static int plan_model(const struct plan_args *a, const struct config *cfg, struct err *err)

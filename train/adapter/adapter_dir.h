@@ -6,11 +6,11 @@
 
 /* Sets dir to path or path/adapter, whichever has adapter_config.json. False: neither has. */
 bool adapter_dir_inside(char dir[MT_PATH], const char *path);
-/* adapter_dir_inside with an error, which begins with `option` (a blank follows unless it ends with a colon) and lists
- * the paths that were tried. */
+/* adapter_dir_inside; where it finds nothing, an error that lists the paths that were tried. The error begins with
+ * `option`, and a blank unless `option` ends with a colon. */
 int adapter_dir_find(char dir[MT_PATH], const char *option, const char *path, struct err *err) MT_CHECK;
-/* Resolves --adapter of a command; NULL: the adapter in output.dir. The error suggests the option or_else, unless it is
- * "". */
+/* Finds the adapter of a command. given: the value of --adapter; NULL: the adapter in output.dir. or_else: an option
+ * that the error suggests; "": none. */
 int adapter_dir_of(char dir[MT_PATH], const char *given, const struct config *cfg, const char *or_else,
                    struct err *err) MT_CHECK;
 

@@ -47,8 +47,9 @@ static int read_row(const struct safetensors *st, const char *path, const struct
     return 0;
 }
 
-/* An evaluation without quantised weights uses none of their magnitudes. Those of inputs may be unused too: by an
- * export that quantises experts alone. */
+/* The file may have magnitudes that the model does not use: those of weights in an evaluation without quantised
+ * weights, those of inputs in an export that quantises experts alone. Without use of any weight's magnitude nothing is
+ * compared. */
 static int check_count(const struct safetensors *st, const char *path, const struct amax_table *t, struct err *err)
 {
     int64_t need = 0, have = 0;

@@ -35,7 +35,7 @@ static bool has_text(struct json j, const char *key, const char *text)
     return json_has(j, key) && !json_get_str(j, key, &have, &unused) && !strcmp(have, text);
 }
 
-enum { NAMED = 6 }; /* a message names so many parts of the weights: all parts of another model differ */
+enum { NAMED = 6 }; /* parts of the weights that a message names at most: with another model all parts differ */
 static void add_part(struct changes *c, const char *name)
 {
     if (c->n < NAMED) {
@@ -46,7 +46,7 @@ static void add_part(struct changes *c, const char *name)
     c->unnamed++;
 }
 
-/* Lists the parts whose hashes differ, and those that only one of both has. */
+/* Lists the parts whose hashes differ, and the parts that only `then` or only `now` has. */
 static void compare_weights(struct changes *c, struct json then, struct json now)
 {
     const char *name, *hash;

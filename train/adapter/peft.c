@@ -3,19 +3,21 @@
  * PEFT keeps the adapters of E experts in two matrices, file A [r*E, in] and file B [out, r*E]:
  *     A_e[k, i] = A[e*r + k, i]        expert-major rows
  *     B_e[o, k] = B[o, k*E + e]        rank-major columns
- * A plain matrix is the case E = 1. gate_up_proj and down_proj belong to one module, so their wrappers nest: the first
- * wrapped one is "experts.base_layer.lora_*", the other or only one "experts.lora_*". PEFT 0.19.0, and for models that
- * hold experts as [E, out, in] all before it, confused "in" and "out": there the tensor named A is over the outputs,
- * and A and B are exchanged ("swapped").
+ * A plain matrix is the case E = 1. gate_up_proj and down_proj belong to one module, so PEFT's wrappers nest: the
+ * parameter that is wrapped first has the name "experts.base_layer.lora_*", the other has "experts.lora_*". A parameter
+ * that is alone also has "experts.lora_*". PEFT 0.19.0 confused "in" and "out": the tensor named A is over the outputs,
+ * so A and B are exchanged ("swapped"). For models that hold experts as [E, out, in], versions before 0.19.0 did the
+ * same.
  *
  * Adapters of transformers 4 have a plain pair per expert's Linear. When gate and up are two Linears with rank r each,
- * moetrain's gate_up has rank 2r, as in PEFT's own conversion: A = [A_gate; A_up], B = [B_gate 0; 0 B_up]. All ranks
- * are then 2r, and alpha is adjusted to keep the scale. The ranks from r on of other targets keep their A and have B =
- * 0.
+ * moetrain's gate_up has rank 2r, as in PEFT's own conversion: A = [A_gate; A_up], B = [B_gate 0; 0 B_up]. All targets
+ * then have rank 2r, and alpha is adjusted to keep the scale. In other targets the file fills the first r ranks; the
+ * others keep their A and have B = 0.
  *
- * Classes with other parts than text (Qwen3_5MoeForConditionalGeneration) have model.language_model.layers in place of
- * model.layers. Both are read, and so are the names of DeepSeek-V4's publisher (model/stored/published.h), which vLLM
- * reads. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py (_inject_parameters).
+ * Classes that have more than a text model (Qwen3_5MoeForConditionalGeneration) have model.language_model.layers in
+ * place of model.layers. peft_load reads both names, and those of DeepSeek-V4's publisher (model/stored/published.h),
+ * which vLLM reads. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py
+ * (_inject_parameters).
  */
 #include "train/adapter/peft.h"
 
@@ -57,8 +59,8 @@ struct layout {
     int64_t r;       /* rank of the file's tensors; 0: of the adapters */
 };
 
-/* One tensor of a file and the part of a parameter that it holds: experts first..first+n_exp-1, ranks rank0..+r, inputs
- * or outputs at0..+n. */
+/* One tensor of a file and the part of a parameter that it holds: n_exp experts from `first` on, r ranks from rank0 on,
+ * n inputs or outputs from at0 on. */
 struct place {
     char key[KEY_SIZE];
     bool is_b;        /* file B; differs from the parameter's is_b when swapped */
@@ -209,7 +211,7 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
 struct source {
     const char *dir;
     struct safetensors st;
-    int64_t r;                  /* required r of the adapters: twice the file's when gate and up are separate */
+    int64_t r;                  /* r that the adapters must have: twice that of the file if gate and up are separate */
     int64_t rank[LORA_TARGETS]; /* of rank_pattern; 0: r */
     double gain[LORA_TARGETS];  /* of alpha_pattern, relative to lora_alpha; 0: 1 */
     double alpha;               /* alpha that gives the file's scale with r and rsLoRA */
@@ -240,9 +242,9 @@ static int read_target_parameters(struct source *src, struct json root, struct e
     return 0;
 }
 
-/* Finds the target that a key of rank_pattern or alpha_pattern names: the name of a target, or the end of a module's
- * name, also after the ".*\\." that PEFT's conversion of gate_proj and up_proj writes. Patterns for single layers and
- * other regular expressions are refused. */
+/* Finds the target that a key of rank_pattern or alpha_pattern names. A key is the name of a target or the end of a
+ * module's name. It may begin with ".*\\.", as PEFT's conversion of gate_proj and up_proj writes it. Other regular
+ * expressions, and patterns for single layers, are errors. */
 static int target_of(const char *key, struct json value, enum lora_target *t, struct err *err)
 {
     if (!strncmp(key, ".*\\.", 4)) key += 4;
@@ -258,7 +260,8 @@ static int target_of(const char *key, struct json value, enum lora_target *t, st
                       "o_proj, gate_up_proj, down_proj or a module like mlp.shared_experts.up_proj");
 }
 
-/* The first key that matches a module counts, as in PEFT, where `down_proj` matches those of every network. */
+/* The first key that matches a module counts, as in PEFT. `down_proj` also matches down_proj of shared experts and of
+ * dense layers. */
 static void set_gain(struct source *src, const char *key, enum lora_target t, double gain)
 {
     const enum lora_target also[] = {t, LORA_SHARED_DOWN, LORA_DENSE_DOWN};
@@ -323,8 +326,8 @@ static void detect_layout(struct source *src, uint64_t targets)
     src->alpha *= src->rslora ? sqrt(2) : 2;
 }
 
-/* In a model with short convolutions the key in_proj is for their projection, and out_proj for the output projections
- * of convolutions and of attention. */
+/* In a model with short convolutions the key in_proj names the input projection of a convolution, and out_proj the
+ * output projections of convolution and attention. */
 static void share_patterns(struct source *src)
 {
     static const enum lora_target to[] = {LORA_CONV_IN, LORA_CONV_OUT, LORA_O}, from[] = {LORA_IN, LORA_OUT, LORA_OUT};
@@ -384,7 +387,7 @@ static int source_open(struct source *src, const char *dir, struct err *err)
     return rc;
 }
 
-/* "q_proj,o_proj" and "0-3,7", as [lora] targets and layers are written. */
+/* Writes the targets as lora.targets has them: "q_proj,o_proj". */
 static void targets_text(const bool target[LORA_TARGETS], char text[LORA_NAMES_TEXT])
 {
     int n = 0;
@@ -533,8 +536,9 @@ static bool layout_fits(const struct source *src, const struct adapters *ad, str
     return true;
 }
 
-/* Chooses the layout of the whole file by shapes; by the PEFT version when only one projection is trained and it is
- * square. When no layout fits, it takes the usual one, and the check of each tensor reports the error. */
+/* Chooses the layout of the whole file by shapes. If two layouts fit, because only one projection is trained and it is
+ * square, the PEFT version decides. If none fits, it takes the usual layout, and the check of each tensor reports the
+ * error. */
 static int choose_layout(const struct source *src, const struct adapters *ad, struct layout *f, struct err *err)
 {
     bool fits[2] = {false, false};
@@ -595,7 +599,7 @@ static const struct st_tensor *find_tensor(const struct source *src, const struc
     return t;
 }
 
-/* The factor of B where ad has another alpha than alpha_pattern of the file. */
+/* The factor of B. It is not 1 where alpha of ad differs from that of the file's alpha_pattern. */
 static double gain_of(const struct source *src, const struct adapters *ad, enum lora_target t)
 {
     return (src->gain[t] > 0 ? src->gain[t] : 1) * ad->alpha / ad->alpha_of[t];
@@ -620,7 +624,7 @@ static int read_tensor(const struct source *src, const struct adapters *ad, cons
     return 0;
 }
 
-/* Copies every tensor of the layout to flat; further tensors are an error. */
+/* Copies every tensor of the layout to flat. A tensor of the file that the layout does not have is an error. */
 static int read_tensors(const struct source *src, const struct adapters *ad, struct layout f, float *flat,
                         struct err *err)
 {
@@ -648,7 +652,7 @@ static int64_t step_of(const struct safetensors *st)
     return step ? MT_MAX(0, strtoll(step, NULL, 10)) : 0;
 }
 
-/* An object in the metadata; *text stays NULL where there is none. */
+/* Reads a JSON object of the metadata as text; *text stays NULL if the file has none. */
 static int read_object(char **text, const struct safetensors *st, const char *dir, const char *key, struct err *err)
 {
     const char *found = safetensors_metadata(st, key);

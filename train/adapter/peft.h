@@ -6,27 +6,26 @@
 
 /* Writes dir as PEFT >= 0.19.1 reads it: F32, experts by target_parameters. Replaces an existing dir in one step
  * (data/file/atomic_dir.h). base_model: base_model_name_or_path or NULL. card: the text of README.md; NULL: no
- * README.md. The metadata of the weights have ad->base and ad->step. With amax that ad keeps (model/qat.h) also their
- * file (train/adapter/amax_file.h). Rank 0 writes; the other ranks call it to send their parts. */
+ * README.md. The metadata of the weights have ad->base and ad->step. If ad keeps largest magnitudes (model/qat.h), it
+ * also writes their file (train/adapter/amax_file.h). Rank 0 writes; the other ranks call it to send their parts. */
 int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, const char *card,
               struct err *err) MT_CHECK;
-/* Reads weights (F32, BF16 or F16) into ad's masters and refreshes the working copies, and sets ad->base and
- * ad->step. r, alpha, rsLoRA, targets and layers of the file must agree with ad; where only
- * alpha_pattern differs, B is scaled. The file must have exactly the tensors
- * of ad, with the right shapes and finite values. Experts may be fused, in the orientation and nesting of any PEFT
- * version, or one tensor per expert. When the file has gate and up as separate matrices (gate_proj, up_proj or w1, w3),
- * r of ad must be twice the file's and the scale the same. Ranks that the file does not fill keep the A of ad and get B
- * = 0. */
+/* Reads weights (F32, BF16 or F16) into ad's masters and refreshes the working copies, and sets ad->base and ad->step.
+ * r, alpha, rsLoRA, targets and layers of the file must agree with ad. If only alpha_pattern differs, peft_load scales
+ * B. The file must have exactly the tensors of ad, with the right shapes and finite values. Experts may be fused, in
+ * the orientation and nesting of any PEFT version, or one tensor per expert. When the file has gate and up as separate
+ * matrices (gate_proj, up_proj or w1, w3), r of ad must be twice that of the file, and alpha must give the same scale.
+ * Ranks that the file does not fill keep the A of ad and get B = 0. */
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
-/* Whether peft_load could read dir into adapters that adapters_plan filled; reads no values. The error names every
- * setting that differs, and targets that differ by layer. */
+/* Checks that peft_load can read dir into adapters that adapters_plan filled; reads no values. The error names every
+ * setting that differs, and the layers whose targets differ. */
 int peft_check(const struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
 /* adapters.step of the file in dir; 0: unknown, or no readable file. */
 int64_t peft_step(const char *dir);
 /* adapters.base of the file in dir; zeroed where it has none. */
 int peft_base(struct base_model *base, const char *dir, struct err *err) MT_CHECK;
-/* adapters_plan with r, alpha, patterns, rsLoRA, DoRA, targets and layers from dir's adapter_config.json instead of the
- * [lora] section. Follow with adapters_alloc and peft_load. */
+/* As adapters_plan, but r, alpha, patterns, rsLoRA, DoRA, targets and layers come from dir's adapter_config.json, not
+ * from the [lora] section. Follow with adapters_alloc and peft_load. */
 int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
-/* peft_config.c - writes adapter_config.json: which modules and parameters PEFT adapts, with which ranks; reads the
- * version and finds variants of LoRA in a file of PEFT. */
+/* peft_config.c - adapter_config.json: writes which modules and parameters PEFT adapts, and their ranks; reads the
+ * version of PEFT and the variants of LoRA. */
 #include "train/adapter/peft_config.h"
 
 #include <math.h>
@@ -26,8 +26,8 @@ static bool all_layers(const struct adapters *ad)
     return all;
 }
 
-/* Whether the target is a Linear of target_modules. All others stand in target_parameters: in most families PEFT takes
- * mlp.gate_proj in target_modules for the routed experts, and in some the names of shared experts too. */
+/* Whether the target is a Linear of target_modules. All others are in target_parameters, because PEFT understands
+ * mlp.gate_proj in target_modules as the routed experts in most families, and the names of shared experts in some. */
 static bool is_module(const struct adapters *ad, enum lora_target t)
 {
     return !lora_target_is_stack(t) && (!lora_target_is_dense(t) || ad->names->dense_by_module) &&
@@ -92,8 +92,8 @@ static void write_alpha(struct json_out *o, const char *key, double alpha)
         json_out_f64(o, key, alpha);
 }
 
-/* PEFT compares a key with the end of the name of a module or parameter. Beside shared experts the routed ones need
- * more of their name. */
+/* PEFT compares a key with the end of the name of a module or parameter. In a model with shared experts or dense layers
+ * a key of routed experts must therefore be a longer part of the name. */
 static void write_pattern(struct json_out *o, const struct adapters *ad, bool ranks)
 {
     json_out_open(o, ranks ? "rank_pattern" : "alpha_pattern", '{');

@@ -7,10 +7,11 @@
 
 #define PEFT_CONFIG_NAME "adapter_config.json"
 int peft_config_write(const struct adapters *ad, const char *dir, const char *base_model, struct err *err) MT_CHECK;
-/* Whether PEFT 0.21 warns that keys of rank_pattern or alpha_pattern were ignored: it compares them with modules alone,
- * and applies those of parameters too. */
+/* Whether PEFT 0.21 warns that keys of rank_pattern or alpha_pattern were ignored: it compares keys with modules only,
+ * but applies keys of parameters too. */
 bool peft_config_warns(const struct adapters *ad);
-/* An error that names every variant of LoRA in an adapter_config.json that moetrain would compute differently. */
+/* Error: the adapter_config.json has variants of LoRA that moetrain would compute differently; the error names all of
+ * them. */
 int peft_config_check(struct json root, struct err *err) MT_CHECK;
 
 /* Of a text like "0.19.1"; -1: it begins otherwise. */

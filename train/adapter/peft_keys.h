@@ -7,13 +7,14 @@
 #define PEFT_KEYS_FLAT   "base_model.model.model.layers."
 #define PEFT_KEYS_NESTED "base_model.model.model.language_model.layers."
 
-/* Whether a key is the module of a Linear, from `self_attn`, `mlp` or `mixer` on, or its weight. */
+/* Whether a key names the Linear of target t, or its weight, by the part of the name from `self_attn`, `mlp` or `mixer`
+ * on. */
 bool peft_keys_linear(const char *key, enum lora_target t);
 bool peft_keys_stack(const char *key, enum lora_target t); /* "mlp.experts.gate_up_proj" */
 bool peft_keys_nested(const char *key);
-/* Parses a tensor name: the layer, and a bit per target. FUSED: the outer or only tensor of the experts. SPLIT: a
- * tensor of one matrix of one expert. MIXTRAL: the same with Mixtral's names. EACH: a tensor of one expert without a
- * gate. */
+/* Parses a tensor name: sets *layer and returns a bit per target, and these bits. FUSED: the name has no base_layer,
+ * and its tensor is of all experts. SPLIT: the tensor is of one matrix of one expert. MIXTRAL: as SPLIT, with Mixtral's
+ * names. EACH: the tensor is of one expert without a gate. */
 #define PEFT_KEYS_FUSED   ((uint64_t)1 << LORA_TARGETS)
 #define PEFT_KEYS_SPLIT   ((uint64_t)2 << LORA_TARGETS)
 #define PEFT_KEYS_MIXTRAL ((uint64_t)4 << LORA_TARGETS)

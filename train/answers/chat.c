@@ -55,7 +55,7 @@ static int reply_of(struct chat_reply *reply, struct chat *c, int64_t model, str
     return rc;
 }
 
-/* The answer stays in the conversation; with both models the adapter's. */
+/* Answers the message. With two models (/both) the adapter's answer stays in the conversation. */
 static int answer(struct chat *c, const char *text, struct err *err)
 {
     struct chat_reply reply, other = {.n_tok = 0};
@@ -225,7 +225,8 @@ static void put_mark(const struct chat *c)
     fflush(stdout);
 }
 
-/* Errors of a line are shown, and the conversation goes on. Where standard input is no terminal they end it. */
+/* If standard input is a terminal, the error of a line is shown and the conversation continues; otherwise the error
+ * ends it. */
 static int talk(struct chat *c, struct err *err)
 {
     struct text_buf line = {0};

@@ -12,8 +12,8 @@ struct chat_command_options {
     double temperature, top_p;            /* these and top_k below 0: generation_config.json */
     bool base;
 };
-/* Until /quit or the end of standard input; the exit code, or -1. from_run: common.config is a run's configuration,
- * whose adapter is used. Changes cfg. */
+/* Runs until /quit or the end of standard input. Returns the exit code, or -1. from_run: common.config is the
+ * configuration of a run, and its adapter answers. Changes cfg. */
 int chat_command_run(const struct chat_command_options *o, bool from_run, struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

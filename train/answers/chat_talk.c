@@ -74,8 +74,8 @@ void chat_talk_put(struct text_buf *row, const struct chat_talk *t)
     text_put(row, "]}\n");
 }
 
-/* Writes the row at the end of the file, which must end with a line feed. last: the file's last row is of this
- * conversation and is replaced. */
+/* Writes the row at the end of the file, which must end with a line feed. last: the last row of the file is this
+ * conversation, and the new row replaces it. */
 static int put_row(struct chat_talk *t, int fd, const struct text_buf *row, const char *path, bool last,
                    struct err *err)
 {

@@ -23,7 +23,8 @@ void chat_talk_free(struct chat_talk *t);
 
 /* {"messages": [{"role", "content", "reasoning_content"?}, ...]} on one line, as training reads it. */
 void chat_talk_put(struct text_buf *row, const struct chat_talk *t);
-/* Adds the row to a file of rows, or begins one. The row of the same conversation, when it is the last, is replaced. */
+/* Appends the row to the file, or creates the file. If the last row of the file is the same conversation, the new row
+ * replaces it. */
 int chat_talk_save(struct chat_talk *t, const char *path, struct err *err) MT_CHECK;
 
 #endif

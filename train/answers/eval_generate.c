@@ -140,7 +140,7 @@ static int answer_all(struct eval_generate *g, struct err *err)
 
 /* ---- results ---- */
 
-/* pass@k for k = 1, 2, 4 .. and the number of samples of all rows with a verdict. */
+/* pass@k for k = 1, 2, 4, ... and for k = the number of samples, over all rows with a verdict. */
 static void put_pass(struct json_out *o, const struct eval_generate *g)
 {
     int64_t least = INT64_MAX, k = 1;

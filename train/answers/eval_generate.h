@@ -11,8 +11,8 @@ struct eval_generate_options {
     bool ignore_case;
 };
 
-/* Prints a JSON object to standard output. adapter: a directory; NULL: the base model. Changes cfg.
- * EXIT_SIGNAL: a signal came; there is no result, and the output has the rows that were complete. */
+/* Prints a JSON object to standard output. adapter: a directory; NULL: the base model. Changes cfg. EXIT_SIGNAL: a
+ * signal ended the command; it prints no result, and --output has the rows that were complete. */
 int eval_generate_run(const struct eval_generate_options *o, const char *adapter, struct config *cfg,
                       struct err *err) MT_CHECK;
 

@@ -83,7 +83,7 @@ static int add_document(struct questions *qs, const struct run *r, int64_t d, co
                    (long long)d, (long long)begin, (long long)row->q.params.max_tokens, (long long)r->arch.max_len);
 }
 
-/* Rejected answers of pairs, and bad ones of labelled rows, are no references. */
+/* Rejected answers of pairs, and answers of labelled rows with label false, are no references. */
 static bool is_reference(const struct dataset *ds, int64_t d)
 {
     return !(ds->pairs && d % 2) && !(ds->good && !ds->good[d]);

@@ -12,19 +12,19 @@ struct question {
     void *owner; /* of the callbacks */
     /* results */
     int64_t n_done, n_right, n_none;
-    struct text_buf line; /* lines for --output: its samples in the order in which they ended */
+    struct text_buf line; /* lines for --output: the samples of the question, in the order in which they ended */
 };
 struct questions {
     struct question *items; /* [n] */
     int64_t n, cap;
 };
 
-/* Documents of run.eval, which run_open_data has read: the prompt is what precedes the last answer with loss, the
- * reference that answer. At most the first `most` documents. */
+/* Makes questions of the first `most` documents of run.eval, which run_open_data has read. The reference is the last
+ * answer with loss, the prompt is the text before this answer. */
 int questions_held_out(struct questions *qs, const struct run *r, const struct row_defaults *d, int64_t most,
                        struct err *err) MT_CHECK;
-/* Rows of a JSONL file, as `generate --input` has them. The reference is the value of `key`; without one `completion`,
- * or the content of the last message where that is an answer. */
+/* Reads rows of a JSONL file, in the form of `generate --input`. The reference is the value of `key`. If key is NULL,
+ * it is the value of `completion`, or the content of the last message if the assistant wrote it. */
 int questions_read(struct questions *qs, const struct run *r, const char *path, const char *key,
                    const struct row_defaults *d, int64_t most, struct err *err) MT_CHECK;
 void questions_free(struct questions *qs);

@@ -2,14 +2,14 @@
  * part.
  *
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
- *   bench ops    the fewest first layers, at least two, that have every kind of layer (gpt-oss: one with a sliding
- *                window, one without), embedding, head and optimizer: only the time of each op
- *   bench decode  sampling: a step is one more token of every sequence, after --seq tokens in the KV cache
+ *   bench ops    the time of each op of a smaller model: the first layers, as few as have every kind of layer but at
+ * least two (gpt-oss: one with a sliding window, one without), embedding, head and optimizer bench decode  sampling: a
+ * step is one more token of every sequence, after --seq tokens in the KV cache
  *
  * (bench lora and bench dequant are in train/bench/bench_lora.c and bench_dequant.c.)
  *
- * Both run the model's code on a batch of S packed sequences, so every op has the data, the cache state and the
- * neighbouring ops of a run. The time of each call of an op is its median over the recorded steps. */
+ * All run the model's code on a batch of S packed sequences, so every op has the data, the cache state and the
+ * neighbouring ops of a run. The time of each call of an op is its median over the measured steps. */
 #include "train/bench/bench.h"
 
 #include <math.h>
@@ -61,7 +61,8 @@ static const char *dtype_option(const struct config *cfg)
     return names[cfg->train.dtype];
 }
 
-/* Tokens of each sequence that `bench decode` adds: twice, as it measures the step and then its ops. */
+/* Tokens that `bench decode` adds to each sequence. The factor 2: it runs all steps for the time of a step, then again
+ * for the times of its ops. */
 static int64_t decoded_tokens(const struct bench *b) { return 1 + WARM_UP + 2 * b->o.steps; }
 
 /* Smaller defaults on a CPU. */
@@ -79,7 +80,8 @@ static void choose_sizes(struct bench *b)
     if (decode) cfg->train.decoded_layers = 0;
 }
 
-/* Without --targets: attention and experts; every projection where a layer's mixer is not attention with q_proj. */
+/* The targets without --targets: attention and experts, or every projection if a layer's mixer is not ordinary
+ * attention. */
 static void choose_targets(struct bench *b)
 {
     const struct arch *a = &b->run.arch;
@@ -133,7 +135,7 @@ static int calibrate(struct bench *b, struct err *err)
     return qat_calibrate_end(&m->qat, m->dev, &m->arch, &m->adapters, 1, err);
 }
 
-/* Errors of the plan and of the adapters name keys of a configuration, which a benchmark does not have. */
+/* Rewrites errors of the plan and of the adapters, which name configuration keys: a benchmark has options instead. */
 static int in_options(const struct bench *b, struct err *err)
 {
     const struct plan *p = &b->run.plan;
@@ -250,7 +252,7 @@ static int step(struct bench *b, struct err *err)
     return 0;
 }
 
-/* Rows of every expert since the last call; with `keep` these are the ones to print and to count in the floor. */
+/* Reads the rows of every expert since the last call. keep: they are printed and counted in the floor. */
 static void read_rows(struct bench *b, bool keep)
 {
     struct model *m = &b->run.model;
@@ -304,14 +306,14 @@ static int measure_ops(struct bench *b, struct err *err)
     return 0;
 }
 
-/* Runs after the steps, because it heats the card, which would lower the clock of the steps. */
+/* Must run after the steps: it heats the card, and a hot card has a lower clock. */
 static void measure_sustained(struct bench *b)
 {
     const double seconds = 2;
     if (b->kind == BENCH_STEP && b->run.dev.ops->own_memory) b->sustained = prof_sustained_flops(&b->run.dev, seconds);
 }
 
-/* The floor of a step when the rate of products is the sustained one. */
+/* The floor of a step if products run at the sustained rate. */
 static double sustained_floor_ms(const struct bench *b)
 {
     struct roofs roofs = b->run.dev.roofs;

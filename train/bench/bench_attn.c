@@ -1,6 +1,6 @@
 /* bench_attn.c - `moetrain bench attn`: attention forward and backward on random bf16 values, for heads of published
- * models and for the kinds of layers of DeepSeek-V4, whose heads share one key. The rates of all widths come from one
- * run, so that they can be compared. */
+ * models and for the layers of DeepSeek-V4, whose heads share one key. One run measures all head widths, so that their
+ * rates can be compared. */
 #include "train/bench/bench_attn.h"
 
 #include <math.h>
@@ -9,8 +9,8 @@
 #include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"
 
-/* shared: all heads have one key, which is the value too. A token sees a window of keys, and `top` (0: all) entries
- * that each stand for `ratio` tokens (0: no entries). */
+/* shared: all heads share one key, which is also the value. A token sees a window of keys and `top` entries (0: all).
+ * An entry stands for `ratio` tokens (0: there are no entries). */
 static const struct heads {
     const char *name;
     int64_t n_head, n_kv, head_dim, value_dim;
@@ -43,8 +43,8 @@ struct layer {
     float scale;
     int64_t window;
     struct seqs seqs;
-    /* q: [T, (H+K)*A+K*B] act, with keys and values; of `shared` [T, H*A]. o, dout [T, H*B] act; dq as q; lse [T, H]
-     * stat. Of `shared`: kv, dkv [T, A], entry, dentry [N, A] act, idx [T, top] i32. */
+    /* q: [T, (H+K)*A+K*B] act, queries, keys and values; if shared: [T, H*A], queries only. dq as q. o, dout: [T, H*B]
+     * act. lse: [T, H] stat. Only if shared: kv, dkv [T, A] act; entry, dentry [N, A] act; idx [T, top] i32. */
     struct tensor q, o, dout, dq, lse, kv, dkv, entry, dentry, idx;
 };
 
@@ -68,8 +68,8 @@ static struct seqs push_seqs(struct device *dev, int64_t n, int64_t len)
     return s;
 }
 
-/* Fills the list of entries of every token, in sequences of len tokens: `top` evenly spread ones, or all if there are
- * fewer. */
+/* Fills the list of entries that each token sees, in sequences of len tokens: `top` evenly spaced entries, or all if
+ * there are fewer. */
 static void fill_idx(struct device *dev, struct tensor idx, int64_t len, int64_t ratio)
 {
     const int64_t top = idx.shape[1];

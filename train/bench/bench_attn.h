@@ -1,4 +1,4 @@
-/* bench_attn.h - `moetrain bench attn`: speed of attention, by width of heads. */
+/* bench_attn.h - `moetrain bench attn`: speed of attention for several head widths. */
 #ifndef MT_BENCH_ATTN_H
 #define MT_BENCH_ATTN_H
 

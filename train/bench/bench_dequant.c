@@ -1,8 +1,8 @@
 /* bench_dequant.c - `moetrain bench dequant`: speed of decoding packed experts to bf16: all experts, or only those with
  * tokens.
  *
- * When each of T tokens chooses J of E experts at random, E (1 - (1 - J/E)^T) experts have tokens: almost all from a
- * few hundred tokens on. A copy evicts the caches between two timed calls. */
+ * When each of T tokens chooses J of E experts at random, about E (1 - (1 - J/E)^T) experts have tokens: with a few
+ * hundred tokens almost all. Between two timed calls a copy evicts the data from the caches. */
 #include <math.h>
 
 #include "train/bench/bench_experts.h"
@@ -34,7 +34,7 @@ static struct stack push_stack(struct device *dev, const struct expert_shape *s,
     return k;
 }
 
-/* Copies one half of the decoded weights over the other to evict the caches: at most 256 MiB. */
+/* Evicts the data from the caches: copies one half of the decoded weights over the other, at most 256 MiB. */
 static void sweep(struct device *dev, const void *arg)
 {
     const struct tensor out = ((const struct stack *)arg)->out;
@@ -104,7 +104,7 @@ static void put_result(struct bench_experts *b, const struct result *r)
 
 /* ---- the bench ---- */
 
-/* n_tok 0: all experts. all_ms: time of all experts; 0 when this call measures it. */
+/* n_tok 0: measures the decoding of all experts. all_ms: the time of that, for comparison; 0 if n_tok is 0. */
 static double run_tokens(struct bench_experts *b, struct stack *k, int64_t n_tok, double all_ms)
 {
     const double n_exp = (double)k->s->n_exp, miss = 1 - (double)k->s->top_k / n_exp;

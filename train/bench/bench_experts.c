@@ -13,8 +13,8 @@ static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 5
 /* The architectures of --arch all. */
 static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b",
                                         "mixtral-8x7b",    "gpt-oss-20b",   "gpt-oss-120b"};
-/* As BENCH_QUANTS. A nested absmax is 0.02 to 0.06: offset 0.04, and the map, with values in [-1, 1], scales a random
- * byte. */
+/* In the order of BENCH_QUANTS. The nested absmax values are 0.02 to 0.06: the offset 0.04 plus 0.02 times a map value
+ * in [-1, 1], which a random byte selects. */
 static const struct expert_quant all_quants[] = {
     {"mxfp4", WF_MXFP4, .plane = {[PLANE_DATA] = {RANDOM_NIBBLES, 0}, [PLANE_SCALE] = {RANDOM_E8M0, 0}}},
     {"nf4", WF_NF4, .plane = {[PLANE_DATA] = {RANDOM_NF4, 0}, [PLANE_ABSMAX] = {RANDOM_ABSMAX, 0}}},
@@ -181,7 +181,7 @@ void bench_adapter(struct device *dev, struct proj *p, int64_t r)
     device_zero(dev, p->grad.b);
 }
 
-/* Draws J experts of a token, ascending; taken [E] must be all false and is left so. */
+/* Draws J experts of a token, ascending. taken [E]: all false before and after the call. */
 static void choose(int32_t *idx, bool *taken, const struct expert_shape *s, enum routing routing, uint64_t *counter)
 {
     const uint64_t key = rng_key(0, "route"), n = (uint64_t)(routing == ROUTING_ONE ? s->top_k : s->n_exp);

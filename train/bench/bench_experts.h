@@ -23,14 +23,14 @@ struct bench_experts_options {
 int bench_lora(const struct bench_experts_options *o, struct err *err) MT_CHECK;
 int bench_dequant(const struct bench_experts_options *o, struct err *err) MT_CHECK;
 
-/* The experts of one layer: E experts, top J, width F, rows of D. gpt_oss: with biases, interleaved gate and up, and
- * clamping. */
+/* The sizes of the experts of one layer: E experts, of which a token takes J, width F, rows of D values. gpt_oss: the
+ * experts have biases, interleaved gate and up, and clamping. */
 struct expert_shape {
     const char *name;
     int64_t n_exp, top_k, dim, width;
     bool gpt_oss;
 };
-/* How a plane is filled; a table of all matrices as the format has it. */
+/* How a plane of a format (codes, scales, ...) is filled. */
 struct expert_plane {
     enum random_kind kind;
     float constant; /* 0: drawn */
@@ -55,22 +55,22 @@ struct bench_experts {
     struct json_out rows; /* with --json: the JSON document being written */
 };
 
-/* Opens the device and measures its roofs. Options that were not given, except quants, get defaults that fit the
- * device. name: of the bench, for the JSON document. */
+/* Opens the device and measures its roofs. Options that were not given get defaults that fit the device, except quants.
+ * name: the name of the bench in the JSON document. */
 int bench_experts_open(struct bench_experts *b, const char *name, const struct bench_experts_options *o,
                        struct err *err) MT_CHECK;
 const struct expert_quant *bench_quant(int64_t i); /* entry i of BENCH_QUANTS */
 
-/* Allocates from dev->weights and fills with values of standard deviation 0.02. A dry run fills nothing, here and
- * below. */
+/* Allocates from dev->weights and fills with values of standard deviation 0.02. In a dry run this and the next
+ * functions allocate only. */
 struct weight bench_weight(struct device *dev, const struct expert_quant *q, int64_t n_exp, int64_t n_out, int64_t n_in,
                            uint64_t key);
-/* gate_up or down of a layer, with its bias, from dev->weights; without an adapter. */
+/* Allocates gate_up or down of a layer and its bias from dev->weights; without an adapter. */
 struct proj bench_proj(struct device *dev, const struct expert_shape *s, const struct expert_quant *q, bool down);
-/* Gives p an adapter and gradients of zeros from dev->state; r 0: takes its adapter away. */
+/* Allocates an adapter for p, and gradients of zeros, from dev->state; r 0: removes the adapter. */
 void bench_adapter(struct device *dev, struct proj *p, int64_t r);
-/* Allocates from dev->work: every token goes to J different experts with equal gates, not sorted yet. n_active: number
- * of experts with tokens; may be NULL. */
+/* Allocates a route from dev->work in which every token has J different experts with equal gates; the rows are not
+ * sorted yet. n_active: number of experts with tokens; may be NULL. */
 struct route bench_route(struct device *dev, const struct expert_shape *s, int64_t n_tok, enum routing routing,
                          int64_t *n_active);
 

@@ -1,8 +1,8 @@
 /* bench_lora.c - `moetrain bench lora`: cost of adapters on the experts of one layer.
  *
- * A step is a layer's: sort, gate_up, down, combine; then the backward of down and of gate_up. It runs without
- * adapters, with adapters but only dX, and with adapters and their gradients. Device events before and after each op
- * time it; steps run back to back. */
+ * A step has these ops of a layer: sort, gate_up, down, combine; then the backward of down and of gate_up. It runs in
+ * three variants: without adapters, with adapters but only dX, with adapters and their gradients. Device events before
+ * and after each op measure its time; steps run back to back. */
 #include "train/bench/bench_experts.h"
 #include "train/report/profile.h"
 
@@ -24,8 +24,8 @@ struct times {
     double part[N_PART], step;
 };
 
-/* Times of one projection or of the layer: forward and dX, each without and with adapters; the whole backward; forward
- * + backward. */
+/* Times of one projection or of the layer. fwd, dx: forward and dX with adapters; fwd_base, dx_base: without. bwd: the
+ * whole backward. all, base: forward and backward, with and without adapters. */
 struct split {
     double fwd_base, fwd, dx_base, dx, bwd, base, all;
 };
@@ -137,7 +137,8 @@ static struct split split_of(const struct times *base, const struct times *dx, c
                           .all = all->part[fwd] + all->part[bwd]};
 }
 
-/* Sums over the projections and the other ops; forward + backward is the measured step. */
+/* The times of the layer: sums over the projections and the other ops, except that forward and backward together are
+ * the measured step. */
 static struct split layer_split(const struct result *r, const struct times *base, const struct times *all)
 {
     return (struct split){
@@ -151,7 +152,8 @@ static struct split layer_split(const struct result *r, const struct times *base
     };
 }
 
-/* Bytes of the work arena that a step needs, and of the adapters with their gradients; raises the peaks of `plan`. */
+/* Returns the bytes of the work arena that a step needs; *adapters: bytes of the adapters and their gradients. Raises
+ * the peaks of planned->dev. */
 static int64_t measure_case(struct layer *planned, int64_t n_tok, int64_t r, int64_t *adapters)
 {
     struct device *plan = planned->dev;

@@ -1,9 +1,10 @@
-/* bench_quant.c - `moetrain bench quant`: the ops of fake quantisation on bf16 experts, in one call for all and in one
- * call per expert, against copies: one of the same size, measured in the same way, and a large one.
+/* bench_quant.c - `moetrain bench quant`: the ops of fake quantisation on bf16 experts, in one call for all experts and
+ * in one call per expert. It compares them with two copies: one of the same size, measured in the same way, and a large
+ * one.
  *
- * Calls run back to back on one stack of experts after another. A stack comes up again after IN_TURN bytes of inputs,
- * which no cache of a GPU holds. So every call reads from memory, and the next call pays for what it left in a
- * cache. */
+ * Calls run back to back on one stack of experts after another. Before a stack is used again, calls have read IN_TURN
+ * bytes, more than any GPU's cache holds. So every call reads from memory, and bytes that a call leaves in a write
+ * cache cost time in the next call. */
 #include "train/bench/bench_quant.h"
 
 #include <stdio.h>
@@ -22,7 +23,7 @@ struct stacks {
     int64_t n_exp, n_turn;
     struct tensor x, y, amax, bad; /* [n_turn * E, out, in] bf16, n_turn * E */
 };
-/* What is timed: fake quantisation, the largest magnitudes, or a copy of `copy` bytes of each stack. */
+/* The work that is timed: fake quantisation, the largest magnitudes (amax), or a copy of `copy` bytes of each stack. */
 struct work {
     const struct fakequant *format; /* NULL: amax */
     bool loop;                      /* one call per expert */
@@ -145,7 +146,7 @@ static int run_stack(struct bench *b, int64_t n_exp, const int64_t shape[2], str
         run_work(dev, &w, 0);
         dev->ops->count_calls(false, &calls);
         if (!calls.missing) r.launches = calls.launches;
-        /* beside the op: a GPU is slower for some time after large memory was freed */
+        /* measured together with the op, because a GPU is slower for some time after a large memory was freed */
         r.copy_ms = time_work(b, &(struct work){.s = &s, .copy = w.format ? bytes : bytes / 2});
         r.ms = time_work(b, &w);
         w.loop = true;

@@ -1,9 +1,10 @@
-/* bench_routing.c - routes the tokens of a benchmark as asked: a table per layer replaces the choice of the router.
+/* bench_routing.c - sets which tokens of a benchmark go to which experts: a table per layer replaces the choice of the
+ * router.
  *
- * Experts have loads by rank: all equal (balanced), 1 / rank (zipf), top_k of them equal (one), or those of a run. A
- * random order of each layer says which expert has which rank. The rows of the experts, one after the other, are
- * numbered; the token of number p has the experts of rows p, p + T, p + 2 T, ... These differ, because no expert has
- * more than T rows. */
+ * Loads depend on the place of an expert in a random order of the layer's experts: all equal (balanced), 1 / place
+ * (zipf), equal for the first top_k and 0 for others (one), or those of a run. Rows are numbered expert after expert;
+ * the token of number p has the experts of rows p, p + T, p + 2 T, ... These experts differ, because no expert has more
+ * than T rows. */
 #include "train/bench/bench_routing.h"
 
 #include <math.h>
@@ -51,7 +52,7 @@ void routing_table(int32_t *idx, const int64_t *count, int64_t n_tok, int64_t to
 
 void routing_resample(double *to, int64_t n, const double *from, int64_t m)
 {
-    for (int64_t i = 0; i < n; i++) { /* the loads in `from` between the shares i / n and (i + 1) / n of its experts */
+    for (int64_t i = 0; i < n; i++) { /* the loads of the experts i m / n to (i + 1) m / n in `from` */
         to[i] = 0;
         for (int64_t k = 0; k < m; k++) {
             const int64_t first = MT_MAX(i * m, k * n), end = MT_MIN((i + 1) * m, (k + 1) * n);
@@ -62,7 +63,7 @@ void routing_resample(double *to, int64_t n, const double *from, int64_t m)
 
 /* ---- loads by rank ---- */
 
-/* The loads of the layers of a run that have routed experts: [n, n_exp], each layer descending. */
+/* The loads of a run: of its n layers with routed experts, [n, n_exp], each layer descending. */
 struct recorded {
     double *load;
     int64_t n, n_exp;

@@ -4,22 +4,22 @@
  * the gradient of every adapter. The error is |device - f64| / |f64|.
  *
  * Bound in bf16: twice the error of a CPU that rounds every activation to bf16, plus one rounding. Bound in f32:
- * F32_BOUND, or twice the error of a CPU in f32 where that is more.
+ * F32_BOUND, or twice the error of a CPU in f32 if that is larger.
  *
- * The norm of gated DeltaNet divides by outputs that may be near zero. A few tokens then dominate an error, and one run
- * says little about another's. Such models run NEAR_RUNS times on the CPU in the device's dtype, all but the first from
- * an embedding whose last bit differs in some elements. The largest error of each quantity counts.
+ * The norm of gated DeltaNet divides by outputs that may be near zero. A few tokens then dominate an error, so errors
+ * vary much between runs. Such models run NEAR_RUNS times on the CPU in the device's dtype; in all but the first run
+ * the embedding differs in the last bit of some elements. The largest error of each quantity counts.
  *
- * With train.expert_dtype = fp8 F64 is without FP8, so that the errors are those of the quantisation. The CPU in the
- * device's dtype quantises as the device does, and the bound in f32 is that of bf16. A fourth run, on that CPU without
- * FP8, shows what FP8 costs: the errors of the loss and of all gradients beside those of bf16.
+ * With train.expert_dtype = fp8 the run in f64 is without FP8, so that the errors include those of the quantisation.
+ * The CPU in the device's dtype quantises as the device does, and the bound in f32 is that of bf16. A fourth run, on
+ * the CPU in the device's dtype without FP8, shows how much FP8 adds to the errors of the loss and of the gradients.
  *
  * Routing is discontinuous: when the logits of two experts nearly tie, rounding decides, and all later values differ.
- * Both CPU sides therefore use the device's experts, with their own gates. `check` counts the tokens for which f64
- * would choose other experts. For each it computes the logit difference between a chosen and a better expert, in
- * standard deviations of the token's logits. This difference may be at most MARGIN times the bound of the layer's
- * router input, or of the token's. The entries that compressed attention chooses are compared in the same way, by their
- * scores. */
+ * Both CPU runs therefore use the device's experts, with gates from their own logits. `check` counts the tokens for
+ * which f64 would choose other experts. For each it computes the logit difference between the best expert that the
+ * device did not choose and the worst that it chose, in standard deviations of the token's logits. This difference may
+ * be at most MARGIN times the bound of the router's input, of the layer or of the token. `check` compares the entries
+ * that compressed attention chooses in the same way, by their scores. */
 #include "train/bench/check.h"
 
 #include <math.h>
@@ -38,9 +38,9 @@ enum { NEAR_RUNS = 8, NUDGED = 16 };                         /* one of NUDGED el
 struct capture {
     float *x, *h;     /* [(L+1), T, D] input of every layer and of the final norm; [L, T, D] after attention */
     float *norm;      /* [T, D] */
-    float *grad;      /* [n_flat] in the logical layout (model/lora.h), whatever the side pads */
+    float *grad;      /* [n_flat] in the logical layout (model/lora.h), without padding */
     int32_t *idx;     /* [L, T, J] the chosen experts of the layers with several */
-    int32_t *entries; /* [L, T, K] the chosen entries of the layers whose tokens choose */
+    int32_t *entries; /* [L, T, K] the chosen entries of the layers in which tokens choose entries */
     double loss;
 };
 
@@ -59,7 +59,7 @@ struct check {
     struct batch batch;
     float *params; /* [n_flat] the adapters of all sides, in the logical layout */
     struct capture got, near[NEAR_RUNS], want;
-    struct capture plain; /* with FP8 products: of the CPU in the device's dtype, without them */
+    struct capture plain; /* only with fp8: the results of the CPU in the device's dtype without FP8 */
     bool bf16, fp8;
     float embed_factor; /* rounded as on the device */
     struct arch arch;
@@ -67,7 +67,7 @@ struct check {
     int64_t n_bad;
 };
 
-/* ---- an embedding with other last bits, for the CPU runs ---- */
+/* ---- an embedding that differs in the last bits, for the CPU runs ---- */
 
 static struct {
     embed_fwd_fn *real;
@@ -115,7 +115,8 @@ static double spread(const double *logits, int64_t n)
     return sqrt(squares / (double)n);
 }
 
-/* Difference between the highest logit of `own` that was not taken and the lowest of `taken`; 0 when the sets agree. */
+/* Difference between the highest logit of `own` that `taken` lacks and the lowest of `taken` that `own` lacks; 0 if the
+ * sets are equal. */
 static double distance(const double *logits, const int32_t *own, const int32_t *taken, int64_t n)
 {
     double best = -INFINITY, least = INFINITY;
@@ -138,8 +139,9 @@ static double sum_of_best_two(const double *value, int64_t n)
     return first + second;
 }
 
-/* The same for a choice in groups, where a small difference of two groups may exchange experts that are far apart: the
- * largest difference of groups that the two choices do not share; infinite when they share all. */
+/* As `distance`, for routers that choose groups of experts first: a small difference between the values of two groups
+ * may exchange experts whose logits differ much. Returns the largest difference between groups that only one choice
+ * has; infinite if both have the same groups. */
 static double group_distance(const double *value, const int32_t *own, const int32_t *taken, int64_t n, int64_t n_exp,
                              const struct router *router)
 {
@@ -195,7 +197,8 @@ static void weigh(double *gate, const double *logits, const int32_t *idx, int64_
     for (int64_t j = 0; j < n_top; j++) gate[j] = exp(logits[idx[j]] - most) / sum;
 }
 
-/* Replaces the CPU's router: its logits, the device's experts. A network of one expert and a gate have no choice. */
+/* Replaces the CPU's router: keeps its logits and takes the device's experts. With one expert (a gate) there is no
+ * choice. */
 static void forced_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
                           const struct weight *w, struct tensor bias, const struct router *router)
 {
@@ -239,11 +242,11 @@ static struct {
     const struct arch *arch;
     const int32_t *idx; /* choice of the next layer whose tokens choose */
     int64_t layer;      /* the next layer */
-    int64_t n_differ;   /* tokens for which f64 would choose other entries, of all layers */
+    int64_t n_differ;   /* tokens for which f64 would choose other entries, summed over layers */
     float *apart;       /* [L, T] their score differences in spreads; other tokens: 0 */
 } chosen;
 
-/* Scores of the n first entries of a sequence, from row `first` of k. */
+/* Scores of the first n entries of a sequence, which begin at row `first` of k. */
 static void score_entries(double *score, const double *q, const double *k, const double *w, int64_t first, int64_t n,
                           int64_t n_head, int64_t dim)
 {
@@ -287,8 +290,8 @@ static void forced_entries(struct device *dev, struct tensor idx, struct tensor 
 
 /* ---- one side ---- */
 
-/* New adapters have B = 0 and therefore no gradient for A, so B is drawn too. Trained values are rounded to bf16, so
- * that all sides start from the same values. */
+/* B of a new adapter is 0, so A would have no gradient: B is drawn too. Trained values are rounded to bf16, so that all
+ * runs have the same values. */
 static float *draw_params(const struct adapters *ad, struct device *dev)
 {
     const struct adapters *whole = adapters_logical(ad);
@@ -316,7 +319,8 @@ static void capture_free(struct capture *c)
     *c = (struct capture){0};
 }
 
-/* The chosen entries of all layers: those of tokens in documents with more entries than a token may see. */
+/* Reads the chosen entries of all layers in which tokens choose: of layers where a document has more entries than a
+ * token may see. */
 static void take_entries(struct model *m, struct capture *c, int64_t n_tok)
 {
     const struct compress_arch *a = &m->arch.compress;
@@ -329,7 +333,8 @@ static void take_entries(struct model *m, struct capture *c, int64_t n_tok)
     }
 }
 
-/* The residual between mixer and network; of a layer that lacks one of them its input or output. */
+/* The residual between mixer and network. For a layer without mixer it is the layer's input, without network the
+ * output. */
 static struct tensor residual_of(const struct model *m, int64_t layer)
 {
     const struct layer_acts *a = &m->acts.layers[layer];
@@ -355,7 +360,7 @@ static void take(struct model *m, struct capture *c)
     adapters_get(&m->adapters, dev, m->adapters.opt.grad, DT_F32, c->grad);
 }
 
-/* Forward and backward of the batch on an open model with the adapters of all sides. */
+/* Forward and backward of the batch on an open model, with the adapters that all runs have. */
 static void pass(struct run *r, const struct check *k, struct capture *c)
 {
     struct model *m = &r->model;
@@ -399,8 +404,7 @@ static void cpu_pass(struct check *k, struct run *r, uint64_t nudge_key, struct 
     pass(r, k, c);
 }
 
-/* Runs the CPU `n` times in the device's dtype, or once in f64 (oracle); with the FP8 products of the device or without
- * them. */
+/* Runs the CPU n times in the device's dtype, or once in f64 (oracle). fp8: with the FP8 products of the device. */
 static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, int n, struct err *err)
 {
     struct config *cfg = &k->cpu_cfg;
@@ -491,8 +495,8 @@ static void larger_error(float *near, const float *other, const float *want, int
     if (error_of(other, want, n) > error_of(near, want, n)) memcpy(near, other, (size_t)n * sizeof(*near));
 }
 
-/* Keeps of each quantity the run with the larger error: copies those of `other` over the first run's where their error
- * is larger. */
+/* Keeps the larger error of each quantity: where the error of `other` is larger, copies its values over those of the
+ * first run. */
 static void keep_larger(struct check *k, const struct capture *other)
 {
     const struct adapters *layout = adapters_logical(&k->plan);
@@ -596,7 +600,8 @@ static void print_single(struct check *k, const char *name, const float *got, co
     print_worst(k->out, name, &w);
 }
 
-/* Whether rounding explains the choice of a token: its own input may have a larger error than those of others. */
+/* Whether rounding explains the choice of a token. The bound of the token counts too: its input may have a larger error
+ * than the layer's. */
 static bool near_tie(const struct check *k, int64_t layer, int64_t token, double allowed)
 {
     const double apart = (double)forced.apart[layer * k->batch.n_tok + token];
@@ -605,7 +610,7 @@ static bool near_tie(const struct check *k, int64_t layer, int64_t token, double
            apart <= MARGIN * error_bound(k, k->got.h + at, k->near->h + at, k->want.h + at, d).allowed;
 }
 
-/* Prints the number of tokens that f64 would route to other experts, and whether rounding explains it. */
+/* Prints the number of tokens that f64 would route to other experts, and whether rounding explains these choices. */
 static void print_routing(struct check *k, const double *allowed_h)
 {
     int64_t tokens = 0, rows = 0, bad = 0;
@@ -627,7 +632,7 @@ static void print_routing(struct check *k, const double *allowed_h)
     k->n_bad += bad;
 }
 
-/* Whether rounding of the layer's input, or of the token's, explains other entries. */
+/* Whether rounding of the layer's input, or of the token's input, explains the choice of other entries. */
 static bool near_entries(const struct check *k, int64_t layer, int64_t token)
 {
     const double apart = (double)chosen.apart[layer * k->batch.n_tok + token];
@@ -637,7 +642,7 @@ static bool near_entries(const struct check *k, int64_t layer, int64_t token)
            apart <= MARGIN * error_bound(k, k->got.x + at, near->x + at, k->want.x + at, k->batch.n_tok * n).allowed;
 }
 
-/* Prints the number of tokens for which f64 would choose other entries, and whether rounding explains it. */
+/* Prints the number of tokens for which f64 would choose other entries, and whether rounding explains these choices. */
 static void print_entries(struct check *k)
 {
     int64_t rows = 0, bad = 0;
@@ -739,7 +744,7 @@ static void check_free(struct check *k)
     forced.apart = chosen.apart = NULL;
 }
 
-/* Runs one side after the other, and closes each before it opens the next. */
+/* Makes one run after the other, and closes each before it opens the next. */
 static int run_sides(struct check *k, struct err *err)
 {
     const int rc = device_side(k, err);

@@ -1,4 +1,4 @@
-/* cli.c - finds the command, and parses its words to typed values with the rows of its options. */
+/* cli.c - finds the command, and parses its arguments to typed values by the table of its options. */
 #include "train/cli/cli.h"
 
 #include <errno.h>
@@ -150,7 +150,8 @@ static int set_text(const char **field, const struct cli_row *row, const char *t
                    nearest_choice(near, row->allowed, text));
 }
 
-/* The value of a key is checked here, where the error can name the option. It is applied after the file was read. */
+/* Keeps the value for the time after the configuration file is read. Checks the value of a key now, so that the error
+ * can name the option. */
 static int add_set(struct cli_sets *sets, const struct cli_row *row, const char *text, struct err *err)
 {
     if (sets->n == CLI_SETS) return err_set(err, "%s: more than %d values", row->name, CLI_SETS);

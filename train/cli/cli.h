@@ -35,16 +35,16 @@ struct cli_common {
     bool dump;
 };
 
-/* The kind follows from the field's type: bool, int64_t, double, const char *, struct cli_list, struct cli_sets, struct
- * cli_words. */
+/* The kind follows from the type of the field, in this order: bool, int64_t, double, const char *, struct cli_list,
+ * struct cli_sets, struct cli_words. */
 enum cli_kind { CLI_FLAG, CLI_INT, CLI_REAL, CLI_TEXT, CLI_LIST, CLI_SET, CLI_WORDS };
 
-/* An option (its name begins with -) or a positional argument (in the order of the rows). */
+/* An option, whose name begins with -, or a positional argument. Positional arguments have the order of their rows. */
 struct cli_row {
     const char *name, *value; /* "--adapter", "DIR"; value NULL: a flag or an argument */
     enum cli_kind kind;
     size_t offset;        /* of the field in the command's arguments */
-    const char *allowed;  /* numbers: an interval; TEXT, LIST: a|b|c; SET: the key; NULL: anything */
+    const char *allowed;  /* INT, REAL: an interval; TEXT, LIST: a|b|c; SET: the key; NULL: anything */
     const char *fallback; /* the default as text; NULL: all zero bits */
     const char *usual;    /* description of the default; NULL: `fallback` is shown */
     const char *help;
@@ -58,7 +58,7 @@ struct cli_rule {
     const char *names[3]; /* NULL: no third */
 };
 
-/* What the first member of the arguments names: nothing, a configuration, or also a model, as model.path. */
+/* Whether the command has a configuration: no; a file; a file or a model, which becomes model.path. */
 enum cli_source { CLI_NO_CONFIG, CLI_FILE, CLI_FILE_OR_MODEL };
 
 struct command {
@@ -70,8 +70,8 @@ struct command {
     int64_t n_rules;
     size_t size;            /* of the arguments that `run` gets */
     enum cli_source config; /* they begin with struct cli_common */
-    /* Runs the command; cfg has the defaults, the file and its overrides. Returns the exit code; -1 and EXIT_USAGE fill
-     * err. NULL: the name of a group. */
+    /* Runs the command. cfg has the defaults, changed by the file and the overrides. Returns the exit code; where that
+     * is -1 or EXIT_USAGE, err is filled. NULL: this command is the name of a group. */
     int (*run)(const void *args, struct config *cfg, struct err *err);
 };
 extern const struct command *const commands[];
@@ -83,11 +83,12 @@ struct cli_line {
     const struct command *command; /* NULL: help on everything; without `run`: help on the group */
     int first;                     /* number of words in the command's name */
 };
-/* cli_find for words that can name a command only; fewer than two words of a group name the group. */
+/* As cli_find, for the arguments of `help`, which can only name commands. The first word of a group alone names the
+ * group. */
 int cli_find_named(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
 /* -1: no such command; the error suggests the nearest one. */
 int cli_find(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
-/* Fills args (c->size zeroed bytes) from the words after the command. 1: --help is one of them; -1: wrong usage. */
+/* Fills args (c->size zeroed bytes) from the words after the command. 1: a word is --help; -1: wrong usage. */
 int cli_parse(void *args, const struct command *c, int n, char **words, struct err *err) MT_CHECK;
 bool cli_is_option(const struct cli_row *row);
 const struct command *cli_command(const char *name); /* NULL: none */

@@ -1,6 +1,6 @@
 /* cli_completion.c - completion scripts for bash, zsh and fish from the table of commands.
  *
- * Options, choices and the keys of --set complete by name; everything else completes as a file. */
+ * Options, choices and the keys of --set complete from the table; everything else completes as a file name. */
 #include <string.h>
 
 #include "train/cli/cli.h"

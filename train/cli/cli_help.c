@@ -50,7 +50,8 @@ static bool in_choice(const struct command *c, const char *name)
     return false;
 }
 
-/* An argument that may follow one of a choice: [COMMAND [SUBCOMMAND] | --man]. */
+/* Whether the row is an optional argument after an argument of an either-or rule, as SUBCOMMAND in [COMMAND
+ * [SUBCOMMAND] | --man]. */
 static bool is_second(const struct command *c, const struct cli_row *row)
 {
     return row > c->rows && row < c->rows + c->n_rows && !cli_is_option(row) && !row->required &&
@@ -109,7 +110,7 @@ char *cli_describe(char buf[512], const struct cli_row *row)
     return buf;
 }
 
-/* Bytes of a word that go on a line of `room` columns: all, or of a longer list up to its last fitting |. */
+/* Bytes of a word that fit in `room` columns. A longer word is a list a|b|c and is cut after a |. */
 static int fitting(const char *word, int size, int room)
 {
     int n = size > room ? room : size;

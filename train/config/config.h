@@ -8,7 +8,8 @@
 #include "optim/schedule.h"
 #include "train/config/ranges.h"
 
-/* Values of ENUM options, in the order of the choices in config.c. Other options use the enum of a lower room. */
+/* Values of ENUM options, in the order of the choices in config.c. The enums of the other ENUM options are in model/,
+ * optim/ and data/. */
 enum cfg_quantize {
     CFG_QUANTIZE_NONE,
     CFG_QUANTIZE_NF4,
@@ -39,7 +40,7 @@ enum cfg_optimizer { CFG_ADAMW, CFG_ADAMW8 };
 
 enum cfg_r_by { CFG_R_BY_TARGET, CFG_R_BY_ROUTING };
 
-/* Objectives; other members of [objective] are for some of them (train/objective/preference.c). */
+/* Objectives. Each of the other members of [objective] belongs to some of them (train/objective/preference_keys.c). */
 enum cfg_objective {
     CFG_SFT,
     CFG_DPO,
@@ -111,7 +112,7 @@ struct config {
         int format, loss_on, overlong, dropped; /* enum data_format, loss_on, overlong, chat_on_dropped */
         int special_text, sample_by;            /* enum special_text, sample_by */
         int eval_format;                        /* CFG_EVAL_FORMAT_SAME, or enum data_format + 1 */
-        int answers;  /* enum data_format of the objective that config_without_teacher removed; 0: any */
+        int answers;  /* enum data_format of the rows of the objective that config_without_teacher reset; 0: any */
         bool prompts; /* rows are prompts: it removed online RL */
         int64_t seq_len, max_samples; /* 0: all */
         bool packing, shuffle, split_turns;
@@ -208,11 +209,11 @@ void config_defaults(struct config *c);
 /* Reads an INI file into c; keys that the file lacks keep their values. Errors (unknown section or key, bad value, key
  * set twice) name file, line and the nearest known name. */
 int config_load(struct config *c, const char *path, struct err *err) MT_CHECK;
-/* config_load from memory; messages show `name` as the file. For tests and fuzzing. */
+/* As config_load, from memory; messages show `name` as the file. For tests and fuzzing. */
 int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 /* "section.key=value" from the command line. */
 int config_set(struct config *c, const char *assignment, struct err *err) MT_CHECK;
-/* config_set for a command-line option that stands for one key; the error begins with `where`. */
+/* As config_set, for a command-line option that stands for one key; the error begins with `where`. */
 int config_set_key(struct config *c, const char *key, const char *value, const char *where, struct err *err) MT_CHECK;
 /* Option i of the table and its value in c as ASCII text; equal values have equal text. False: i is past the end.
  */
@@ -221,8 +222,9 @@ struct config_value {
     enum config_effect effect;
 };
 bool config_value(const struct config *c, int64_t i, struct config_value *v);
-/* What to write for `name`, an option that does not exist: "--set train.steps=3" for "steps", "train.steps" and
- * "train-steps", and the same for keys of other trainers (peer_keys.h). value NULL: not given. False: no such key. */
+/* Sets text to a correction of `name`, an option that does not exist but is a key, here or in another trainer
+ * (peer_keys.h): "--set train.steps=3" for "steps", "train.steps" and "train-steps". value NULL: not given. False: no
+ * such key. */
 bool config_suggest(const char *name, const char *value, char text[512]);
 /* The new name of a renamed key "section.key"; NULL: it was not renamed. */
 const char *config_renamed(const char *key);
@@ -230,12 +232,14 @@ const char *config_renamed(const char *key);
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* The [lora] section; its texts are those of c. */
 struct lora_options config_lora(const struct config *c);
-/* For commands that do not train or evaluate: sets [objective], [distill], eval.best and a data.format that only
- * objectives read to their defaults. Rows of preferences, of rollouts and of prompts are still read as such. */
+/* For commands that do not train or evaluate: resets [objective], [distill], eval.best, and data.format if only
+ * objectives read it. Rows of preferences, of rollouts and of prompts are still read in their form (`answers`,
+ * `prompts`). */
 void config_without_teacher(struct config *c);
-/* For commands that generate: no data sets and evaluations, a micro-batch of one sequence. */
+/* For commands that generate: removes data sets and evaluations, and sets micro-batches of one sequence. */
 void config_without_data(struct config *c);
-/* What option `name` needs to have an effect: one of these, ended by a NULL key. No needs: it always has one. */
+/* The options that option `name` needs to have an effect: it needs one of this list, which a NULL key ends. With an
+ * empty list it always has an effect. */
 struct config_need {
     const char *key, *value; /* value NULL: any but "none" */
 };
@@ -249,9 +253,10 @@ double config_lr(const struct config *c);
 bool config_is_online(const struct config *c);
 /* quant.weights or quant.activations is set. */
 bool config_quantises(const struct config *c);
-/* A warning that names the unused keys whose values are not the defaults. */
+/* Warns of keys without effect whose values are not the defaults. */
 void config_warn_unused(const struct config *c);
-/* train.profile: "" is no profile, and both are 0. Error: not first:last with 1 <= first <= last. */
+/* Parses train.profile, first:last; "" is no profile, and sets both to 0. Error: it has another form, or not 1 <= first
+ * <= last. */
 int config_profile(const char *range, int64_t *first, int64_t *last, struct err *err) MT_CHECK;
 /* parallel.gpus; 0: auto. */
 int64_t config_gpus(const struct config *c);

@@ -46,7 +46,7 @@ static bool describe_dir(const char *dir, struct err *err)
     return is(err, dir, "a directory", "name a file with the run's settings, such as configs/demo.ini");
 }
 
-/* Whether the text begins with {, or with [ and one of { [ ": a section of a configuration has a letter after [. */
+/* Whether the text is JSON: it begins with {, or with [ and then {, [ or ". In a configuration a letter follows [. */
 static bool is_json(const char *head)
 {
     head += strspn(head, " \t\r\n");

@@ -108,7 +108,7 @@ static void print_cell(FILE *out, const char *text, int width, int column)
     if ((int)strlen(text) >= width) fprintf(out, "\n%*s", column + width, "");
 }
 
-/* The names of all options of one effect, in lines of at most 120 columns. */
+/* Prints the names of all options with this effect, in lines of at most 120 columns. */
 static void help_effect(FILE *out, enum config_effect effect, const char *what)
 {
     const struct option *o;
@@ -149,7 +149,7 @@ void config_help(FILE *out)
     help_resume(out);
 }
 
-/* Prints a cell of a Markdown table; escapes bars, which would end the cell. */
+/* Prints a cell of a Markdown table; escapes |, which would end the cell. */
 static void put_cell(FILE *out, const char *text, const char *quote)
 {
     if (!*text) quote = "";

@@ -1,4 +1,4 @@
-/* config_validate.c - checks of a configuration that involve several keys, or the text of one; no file is read. */
+/* config_validate.c - checks of a configuration that involve several keys, or the syntax of a text; reads no file. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "model/lora.h"
 #include "train/config/config.h"
 
-/* timegm moves a day that the month does not have to the next month. */
+/* timegm moves a day that the month lacks into the next month, so such a date is not the same afterwards. */
 static bool is_date(const char *s)
 {
     struct tm day = {0};
@@ -60,8 +60,8 @@ static int validate_lists(const struct config *c, struct err *err)
     return 0;
 }
 
-/* Refuses what lora.init cannot be combined with: the frozen half of the ranks would no longer cancel the trained half
- * before step 1, or the values do not come from the weights. */
+/* Refuses keys that lora.init cannot be combined with. With some of them the frozen half of the ranks would not cancel
+ * the trained half before step 1; with others A and B do not come from the weights. */
 static int validate_init(const struct config *c, struct err *err)
 {
     const struct {

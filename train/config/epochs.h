@@ -5,8 +5,9 @@
 #include "data/loader.h"
 #include "train/config/config.h"
 
-/* train.steps, or the steps of train.epochs over the documents of l. If epochs can differ, packs each to count its
- * micro-batches. tell: prints the progress of a long count, and warns when the last step repeats much of the data. */
+/* train.steps, or the steps of train.epochs over the documents of l. If epochs can have different numbers of
+ * micro-batches, it packs each epoch to count them. tell: prints the progress of a long count, and warns if the last
+ * step repeats much of the data. */
 int64_t epochs_steps(const struct config *cfg, const struct loader *l, bool tell);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "kernels/base.h"
 
-/* NAMED: any number of keys with names that the user chooses; the field is their list (reward_keys.h). */
+/* NAMED: any number of keys whose names the user chooses; the field is the list of these keys (reward_keys.h). */
 enum option_kind { INT, REAL, BOOL, ENUM, TEXT, NAMED };
 
 struct option {
@@ -15,8 +15,9 @@ struct option {
     size_t offset, size;  /* of the field in struct config */
     int effect;           /* enum config_effect */
     const char *fallback; /* the default, as written in a file */
-    const char *allowed;  /* INT, REAL: an interval, of REAL also after "auto|"; ENUM: a|b|c in the order of the enum;
-                             TEXT: its form; BOOL: shown only */
+    const char *allowed;  /* INT, REAL: an interval; before that of a REAL may be "auto|". ENUM: a|b|c in the order of
+                             the enum. TEXT: what the value is; "files" and "program" also say where {here} is replaced.
+                             BOOL: only shown */
     const char *help;
 };
 #define CONFIG_AUTO (-1.0) /* a number that is `auto` */

@@ -17,7 +17,7 @@ bool peer_key_same(const char *given, const char *key);
 const struct peer_key *peer_key_find(const char *name);
 /* "use optim.lr", with the note, into buf; returns buf. */
 char *peer_key_advice(char buf[256], const struct peer_key *peer);
-/* What to write instead of a value that other trainers have for the key "section.key"; NULL: unknown. */
+/* Advice for a value that the key "section.key" has in other trainers but not here; NULL: none. */
 const char *peer_value_advice(const char *section, const char *key, const char *value);
 /* Row i of the table; NULL: past its end. */
 const struct peer_key *peer_key_at(int64_t i);

@@ -5,8 +5,8 @@
 
 static bool is_blank(char c) { return c == ' ' || c == '\t'; }
 
-/* Copies the word at *s to out, with a NUL, and moves *s behind it; returns the end of the copy. NULL: a quote without
- * its end. */
+/* Copies the word at *s to out, with a NUL, and sets *s to the end of the word. Returns the end of the copy; NULL: a
+ * quote is not closed. */
 static char *copy_word(char *out, const char **s)
 {
     char quote = 0;

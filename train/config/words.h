@@ -4,9 +4,9 @@
 
 #include "kernels/base.h"
 
-/* Blanks separate words. '...' and "..." keep blanks; an empty pair is an empty word. A backslash before a blank, a
- * quote or a backslash stands for that character, except in '...'; other backslashes stay. Nothing else is special: no
- * variables, patterns, ~ or pipes. */
+/* Blanks separate words, except in '...' and "..."; '' and "" are empty words. Outside '...' a backslash before a
+ * blank, a quote or a backslash stands for that character; other backslashes are kept. No other character is special:
+ * there are no variables, patterns, ~ or pipes. */
 struct words {
     char **words; /* [n], then NULL */
     int64_t n;

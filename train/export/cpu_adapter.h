@@ -9,7 +9,8 @@ struct cpu_adapter {
     struct device dev;
     struct adapters ad;
 };
-/* Arguments of adapters_plan, copied from other adapters; the caller may change them. */
+/* What cpu_adapter_open plans: ranks, alphas, targets, layers. cpu_adapter_shape takes them from other adapters; the
+ * caller may change them. */
 struct shape {
     int64_t r;
     char ranks[LORA_RANKS_TEXT], alphas[LORA_RANKS_TEXT]; /* "": r, alpha everywhere */
@@ -18,21 +19,21 @@ struct shape {
     const bool *layer_on; /* [n_layer] */
 };
 struct shape cpu_adapter_shape(const struct adapters *ad);
-/* Factor for a target's B in `stored`, which has other ranks and patterns than ad, and the same alpha. */
+/* The factor of a target's B in `stored`, which has other ranks and patterns than ad, so that B A keeps its scale. */
 float cpu_adapter_factor(const struct adapters *ad, const struct adapters *stored, enum lora_target t);
 /* All values 0. */
 int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct shape *shape, struct err *err) MT_CHECK;
 /* Reads the adapters of a PEFT directory. */
 int cpu_adapter_load(struct cpu_adapter *h, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 void cpu_adapter_close(struct cpu_adapter *h); /* zeroed is fine */
-/* w [n_row, n_in] += scale * B A of expert e. With DoRA each row, which must be whole, is then multiplied by m / norm.
- * rows[o]: the row of B, in the order of the checkpoint, for row o of w. */
+/* w [n_row, n_in] += scale * B A of expert e. With DoRA it then multiplies each row by m / norm. rows[o]: the row of B,
+ * in the order of the checkpoint, for row o of w. */
 void cpu_adapter_add(const struct cpu_adapter *h, struct device *dev, const struct lora_param *a,
                      const struct lora_param *b, int64_t e, const int64_t *rows, int64_t n_row, float *w, int64_t n_in);
-/* In a dry run, the memory that this takes for a matrix [n_out, n_in] and rank r. */
+/* Counts in a dry run the memory of cpu_adapter_add for a matrix [n_out, n_in] and rank r. */
 void cpu_adapter_measure(struct device *dev, int64_t n_out, int64_t n_in, int64_t r);
-/* Element [row, col] of expert e of a parameter. Rows of a B are those of the checkpoint; where p->order is set, they
- * do not follow each other in memory. */
+/* Element [row, col] of expert e of a parameter. `row` of a B is its number in the checkpoint; where p->order is set,
+ * memory has another order. */
 static inline float *cpu_adapter_at(const struct cpu_adapter *h, const struct lora_param *p, int64_t e, int64_t row,
                                     int64_t col)
 {

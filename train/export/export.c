@@ -49,7 +49,7 @@ static int find_type(struct export *x, const char *quantize, struct err *err)
     return 0;
 }
 
-/* Checks the output directory: it must be new, or with `verify` exist. */
+/* Checks the output directory: it must be new, or if verify is set it must exist. */
 static int check_dir(const char *dir, bool verify, struct err *err)
 {
     struct err why;
@@ -73,7 +73,7 @@ static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
     MT_REQUIRE(false, "format %d", (int)x->format);
 }
 
-/* The adapter with the magnitudes of quant.amax = static, if it has any. */
+/* Writes the adapter, and its file of magnitudes (quant.amax = static, quant.activations) if it has one. */
 static int write_peft(struct export *x, struct err *err)
 {
     char from[MT_PATH];
@@ -132,7 +132,7 @@ static int write_modelfile(const struct export *x, struct err *err)
     return text ? file_write_in(x->tmp, "Modelfile", text, (int64_t)strlen(text), err) : 0;
 }
 
-/* Whether export succeeds in this format after a run, as far as family, targets and quantisation are concerned. */
+/* Whether family, targets and quantisation of a run allow an export in this format. */
 static bool is_exported(enum export_format to, const struct config *cfg, const struct arch *a,
                         const struct safetensors *st)
 {
@@ -170,7 +170,8 @@ void export_warn(const struct config *cfg, const struct arch *a, const struct sa
              run_quant_text(text, cfg, true), with);
 }
 
-/* A merge with another model than the one that the adapter was trained on is an error, without --force. */
+/* Checks that the base model is the one that the adapter was trained on: if not, a merge without --force is an error,
+ * everything else a warning. */
 static int check_base(struct export *x, struct err *err)
 {
     struct err why;
@@ -181,7 +182,7 @@ static int check_base(struct export *x, struct err *err)
     return 0;
 }
 
-/* check_base before anything is written, by run_fingerprint, which does not read all weights. */
+/* check_base before anything is written. run_fingerprint reads only a sample of the weights. */
 static int check_base_soon(struct export *x, struct err *err)
 {
     uint64_t fingerprint;
@@ -191,7 +192,7 @@ static int check_base_soon(struct export *x, struct err *err)
 /* The verification has read all weights. */
 static int verify(struct export *x, struct err *err) { return verify_export(x, err) || check_base(x, err) ? -1 : 0; }
 
-/* Opens everything that the export needs; cheap checks first. x->tmp: an existing export, or not yet set. */
+/* Opens everything that the export needs; cheap checks first. x->tmp: the export to verify, or "". */
 static int open_all(struct export *x, const char *format, const char *quantize, struct err *err)
 {
     if (find_format(x, format, err) || find_type(x, quantize, err) || run_open_headers(&x->run, x->cfg, err) ||
@@ -228,7 +229,7 @@ static int write_and_verify(struct export *x, struct err *err)
     return done ? 0 : -1;
 }
 
-/* Deletes what killed exports left in output.dir, which is locked. */
+/* Deletes hidden directories of killed exports in output.dir. The caller holds the lock of output.dir. */
 static int sweep(const struct config *cfg, struct err *err)
 {
     char text[EXPORT_FORMATS][32];

@@ -1,4 +1,4 @@
-/* export_card.c - README.md of an export: the adapter's model card with another section "Use". */
+/* export_card.c - README.md of an export: the adapter's model card, with the section "Use" of the export's format. */
 #include "train/export/export_card.h"
 
 #include <stdlib.h>
@@ -91,7 +91,7 @@ static void put_title(FILE *out, enum export_format format)
     fprintf(out, format >= EXPORT_MERGED_BF16 ? "# Merged with a LoRA adapter: " : "%s", title);
 }
 
-/* The part of a card before "Use", with the title and library of the format. */
+/* Writes the part of the card before "Use", with the title and library of the format. */
 static void put_front(FILE *out, const char *card, size_t size, enum export_format format)
 {
     static const char *const libraries[EXPORT_FORMATS] = {

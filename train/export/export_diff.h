@@ -6,8 +6,8 @@
 
 #include "kernels/base.h"
 
-/* Sums over the matrices that an export rounds to fewer bits: squares of the trained change, their part that the export
- * keeps, and squares of the change in the export. */
+/* Sums over the matrices that an export rounds to fewer bits. delta2: squares of the trained change; arrived: trained
+ * change * change in the export; step2: squares of the change in the export. */
 struct rounded {
     double delta2, arrived, step2;
 };

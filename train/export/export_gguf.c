@@ -2,11 +2,11 @@
  *
  * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. In llama.cpp gate and up are separate; in
  * moetrain they share A. So A is written twice, and the rows of B are split: even and odd for gpt-oss, the two halves
- * otherwise. Gemma-4's stay one tensor. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of
- * q and k. Value heads of gated DeltaNet are in another order: llama.cpp has the first value head of every key head,
- * then the second of each; a checkpoint has the value heads of a key head together. This concerns rows of B, and
- * columns of A of the output projection. Of Qwen3-Next's fused matrices llama.cpp has in_proj_qkvz as two tensors, q |
- * k | v and z, and the others as stored. Source: llama.cpp, convert_lora_to_gguf.py,
+ * otherwise. Experts of Gemma-4 keep gate and up in one tensor. llama.cpp names Mixtral "llama" and interleaves the two
+ * halves of every head of q and k. Value heads of gated DeltaNet have another order: llama.cpp has the first value head
+ * of every key head, then the second of each; a checkpoint has the value heads of a key head together. This changes
+ * rows of B, and for the output projection columns of A. llama.cpp divides Qwen3-Next's in_proj_qkvz into two tensors,
+ * q | k | v and z, and has the other fused matrices as stored. Source: llama.cpp, convert_lora_to_gguf.py,
  * conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py, src/llama-adapter.cpp. */
 #include <math.h>
 #include <stdio.h>
@@ -16,8 +16,8 @@
 #include "train/export/export_job.h"
 #include "train/gguf/gguf_names.h"
 
-/* ROWS_VALUES: value heads of gated DeltaNet, which a few rows may precede. COLUMNS_VALUES: the same for columns of A.
- * ROWS_QKV, ROWS_Z: the two parts of in_proj_qkvz. */
+/* ROWS_VALUES: the last rows are value heads of gated DeltaNet; other rows may precede them. COLUMNS_VALUES: the same
+ * for columns of A. ROWS_QKV, ROWS_Z: the two parts of in_proj_qkvz. */
 enum rows {
     ROWS_ALL,
     ROWS_EVEN,
@@ -101,7 +101,8 @@ static void add_param(struct file *f, const struct lora_param *p)
     add(f, p, gguf_names_matrix(a, p->target), rows);
 }
 
-/* The row or column of the checkpoint for row or column i of the file; the value heads are the last of n. */
+/* The number in the checkpoint of row or column i of the file. n: number of rows or columns; the last of them are value
+ * heads. */
 static int64_t of_values(const struct delta_shape *s, enum lora_target t, int64_t i, int64_t n)
 {
     const int64_t d = t == LORA_IN_B || t == LORA_IN_A ? 1 : s->value_dim, first = n - s->n_value * d;

@@ -1,9 +1,9 @@
 /* export_gguf_model.c - the whole model with the adapter merged as one GGUF file: W + scale * B A, tensor by tensor.
  *
  * Values are those of the weights that the trainer loads, so every checkpoint format can be exported. One layer is in
- * memory at a time, with one expert's matrix decoded. After quantisation-aware training for MXFP4 experts of gpt-oss
- * have the codes that training read. Otherwise MXFP4 keeps codes of the source where they are as near as others
- * (kernels/format/quant.h, quant_mxfp4_merge). */
+ * memory at a time, with one expert's matrix decoded. After quantisation-aware training for MXFP4, experts of gpt-oss
+ * have the codes that training read. Otherwise MXFP4 experts have the nearest codes; a code of the source stays if no
+ * other is nearer (kernels/format/quant.h, quant_mxfp4_merge). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static int put(struct model_file *f, const void *data, int64_t bytes, struct err
 
 /* ---- rows */
 
-/* values [n, n_col]: rows [row, row + n) of expert e, merged. w: base. */
+/* Sets values [n, n_col] to the merged rows [row, row + n) of expert e. w: the base weight. */
 static void merge_rows(struct model_file *f, const struct gguf_item *item, const struct weight *w, int64_t e,
                        int64_t row, int64_t n, float *values)
 {
@@ -77,7 +77,7 @@ static int put_encoded(struct model_file *f, const struct gguf_item *item, const
     return rc;
 }
 
-/* The nearest codes. Where w is MXFP4, its codes of the same rows are given to the encoder. */
+/* Writes the nearest codes. If w is MXFP4, the encoder gets the codes of the same rows of w. */
 static int put_mxfp4(struct model_file *f, const struct gguf_item *item, const struct weight *w, int64_t e,
                      const float *values, struct err *err)
 {
@@ -100,7 +100,8 @@ static int put_mxfp4(struct model_file *f, const struct gguf_item *item, const s
     return rc;
 }
 
-/* The codes of the matrix that training read: those of all rows of the target, of which the item has some. */
+/* Writes the codes that training read. They are computed for all rows of the target; the item has some of these
+ * rows. */
 static int put_trained(struct model_file *f, const struct gguf_item *item, const struct proj *p, struct err *err)
 {
     const struct cpu_adapter *h = &f->x->adapter;

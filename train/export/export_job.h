@@ -3,7 +3,7 @@
  *   export_vllm.c    a PEFT directory with the keys vLLM accepts
  *   export_gguf.c    a LoRA GGUF for llama.cpp
  *   export_merged.c  the whole checkpoint with the adapter added to its weights
- *   export_gguf_model.c  the same as one GGUF
+ *   export_gguf_model.c  the whole checkpoint as one GGUF
  *   verify.c         reads their output back and compares */
 #ifndef MT_EXPORT_JOB_H
 #define MT_EXPORT_JOB_H
@@ -38,20 +38,22 @@ struct export
     struct run run;             /* headers and held-out rows; its device is the CPU in f32 */
     struct cpu_adapter adapter; /* the trained adapter */
     struct quantize quantize;   /* the trainer's model.quantize */
-    struct qat qat;             /* of the merged weights; opt.weights.bits 0: not quantised, or by quant_mxfp4_merge */
-    struct device quant_dev;    /* has the largest magnitudes of qat */
-    bool trained;               /* training read exactly the weights that the export has */
-    enum ggml_type ggml;        /* of the matrices of gguf-model: --quantize */
+    struct qat
+        qat; /* of the merged weights; opt.weights.bits 0: they are not quantised, or quant_mxfp4_merge does it */
+    struct device quant_dev; /* has the largest magnitudes of qat */
+    bool trained;            /* training read exactly the weights that the export has */
+    enum ggml_type ggml;     /* of the matrices of gguf-model: --quantize */
     FILE *report;
     bool force;      /* --force: verification needs no held-out rows */
-    bool other_base; /* a warning has said that the adapter was trained on another model */
+    bool other_base; /* the user was warned that the adapter was trained on another model */
 };
 
-/* Per format: the bytes that the writer will need in x->tmp, and the writer, which prints progress on standard error.
+/* For each format: a function that returns the bytes that the writer will need in x->tmp, and the writer, which prints
+ * progress on standard error.
  */
 int64_t export_vllm_bytes(const struct export *x);
 int export_vllm(struct export *x, struct err *err) MT_CHECK;
-/* Whether this format of the model is a PEFT directory: vLLM's class takes all experts in one tensor. */
+/* Whether the vllm export of this model is a PEFT directory, because vLLM's class reads all experts from one tensor. */
 bool export_vllm_is_peft(const struct arch *a);
 #define EXPORT_GGUF_NAME "adapter.gguf" /* in the directory */
 int64_t export_gguf_bytes(const struct export *x);

@@ -2,9 +2,10 @@
  *
  * A tensor without adapter and with the same layout in source and export is copied byte by byte. All others are
  * computed from the weights that the trainer loads (model/weights.h), so every checkpoint format can be merged. One
- * layer is in memory at a time, with one expert's matrix decoded. merged-bf16 has no packed weights; merged-mxfp4 has
- * DeepSeek-V4 as published, MXFP4 experts beside FP8, and gpt-oss' experts in MXFP4: after quantisation-aware training
- * the codes that training read (export_quant.h), else the nearest ones (kernels/format/quant.h, quant_mxfp4_merge). */
+ * layer is in memory at a time, with one expert's matrix decoded. merged-bf16 has no packed weights. merged-mxfp4 has
+ * the experts of gpt-oss in MXFP4, and DeepSeek-V4 in its published layout, MXFP4 experts and other matrices in FP8.
+ * The codes are those that training read after quantisation-aware training (export_quant.h), otherwise the nearest
+ * codes (kernels/format/quant.h, quant_mxfp4_merge). */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -22,7 +23,7 @@
 
 #define SHARD_BYTES 4500000000
 #define COPY_BYTES  (32 << 20)
-#define HEAD_BYTES  512 /* upper bound of a tensor's bytes in the header and in the index */
+#define HEAD_BYTES  512 /* upper bound of the bytes that a tensor takes in the header and in the index together */
 
 enum which { COPY, DECODED, MATRIX, ROUTER, UP_BIAS, DOWN_BIAS, INPUT_SCALE };
 /* Of values in bf16: [out, in], [E, out, in] or [E, in, out]. */
@@ -32,16 +33,17 @@ enum form { DENSE, STACK, TRANSPOSED };
 struct made {
     enum which which;
     enum form form;
-    const struct stored_layout *layout; /* of the codes; the next tensors are their scales. NULL: values in bf16 */
+    const struct stored_layout
+        *layout; /* layout of the codes, whose scales are the next tensors; NULL: values in bf16 */
     int64_t layer;
-    size_t proj;                    /* MATRIX: offset of its struct proj in struct layer_weights */
-    const struct st_tensor *copy;   /* COPY; DECODED: FP8 that becomes bf16 */
-    int64_t row, n_row;             /* rows of each matrix that this tensor has */
-    struct row_order order;         /* of these rows in the file; values are computed in the order of memory */
-    int64_t exp, n_exp;             /* experts that this tensor has */
+    size_t proj;                  /* MATRIX: offset of its struct proj in struct layer_weights */
+    const struct st_tensor *copy; /* COPY; DECODED: FP8 that becomes bf16 */
+    int64_t row, n_row;           /* rows of each matrix that this tensor has */
+    struct row_order order;       /* the order of these rows in the file; values are computed in the order of memory */
+    int64_t exp, n_exp;           /* experts that this tensor has */
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t b_row;
-    bool joined;    /* readers join it with a matrix that has an adapter and is therefore in bf16 */
+    bool joined;    /* readers join the tensor with a matrix that has an adapter and is therefore in bf16 */
     bool quantised; /* as struct proj_quant of its product has it */
     int part;       /* of that product */
     float value;    /* INPUT_SCALE */
@@ -66,7 +68,7 @@ static const struct proj *proj_in(const struct layer_weights *lw, size_t proj)
 
 /* ---- the list of tensors ---- */
 
-/* Whether w is in the format that the export has its quantised matrices in. */
+/* Whether w already has the format of the export's quantised matrices. */
 static bool has_format(const struct merge *m, const struct weight *w)
 {
     return w->format == export_format_packs(m->x->format);
@@ -113,7 +115,7 @@ static void layer_name(char name[256], const struct merge *m, int64_t layer, con
     snprintf(name, 256, "%slayers.%lld.%s%s", m->prefix, (long long)layer, rest, suffix);
 }
 
-/* The part of a name after "model.layers.N."; NULL: it is no tensor of a layer. */
+/* The part of a name after "model.layers.N."; NULL: the name is not of a layer. */
 static const char *rest_of(const struct merge *m, const char *name, int64_t *layer)
 {
     static const char layers[] = "layers.";
@@ -124,15 +126,15 @@ static const char *rest_of(const struct merge *m, const char *name, int64_t *lay
     return dot ? dot + 1 : NULL;
 }
 
-/* The source's tensor of this name if it can be copied unchanged, else NULL. w: this weight as the trainer loads it. */
+/* The source's tensor `name` if it can be copied unchanged, else NULL. w: the same weight as the trainer loads it. */
 static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w)
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     return t && weight_is_dense(w->format) && t->dtype != DT_U8 && t->dtype != DT_NONE ? t : NULL;
 }
 
-/* Adds the tensors of codes and scales of the matrix or stack `name`, in the layout of `how`. copied: they are copied
- * from the source. False: the source has another layout, and nothing is added. */
+/* Adds the tensors of codes and scales of the matrix or stack `name`, in the layout of `how`. copied: the tensors are
+ * copied from the source. Returns false, and adds nothing, if the source then has another layout. */
 static bool add_codes(struct merge *m, const char *name, int64_t n_in, struct made how, bool copied)
 {
     const struct stored_tensor *t = how.layout->plane;
@@ -159,7 +161,7 @@ static bool add_codes(struct merge *m, const char *name, int64_t n_in, struct ma
     return true;
 }
 
-/* X.input_scale of X.weight, where training quantised the inputs of p. */
+/* Adds X.input_scale of X.weight if training quantised the inputs of p. */
 static void add_input_scale(struct merge *m, const char *weight, const struct proj *p)
 {
     const struct fakequant *f = &m->x->qat.opt.inputs;
@@ -170,9 +172,9 @@ static void add_input_scale(struct merge *m, const char *weight, const struct pr
         .which = INPUT_SCALE, .layer = -1, .value = export_quant_input_scale(f, *(const float *)p->in.amax.data)};
 }
 
-/* The layout in which the export stores a matrix as codes: the publisher's, MXFP4 of stacks, or that of the format of
- * training. NULL: the matrix is in bf16. *as_read: a source in this layout can be copied. Its values are those that
- * training read, and quantising them again would round them again. */
+/* The layout of a matrix that the export stores as codes: that of the publisher, of MXFP4 stacks, or of the format of
+ * the export. NULL: the matrix is in bf16. *as_read: if the source has this layout, its codes are copied, because
+ * quantising its values again would round them again. */
 static const struct stored_layout *layout_of(const struct merge *m, const char *name, const struct proj *p,
                                              const struct made *how, bool stacked, bool *as_read)
 {
@@ -188,8 +190,8 @@ static const struct stored_layout *layout_of(const struct merge *m, const char *
     return f->block ? &stored_as_nvfp4 : &stored_as_fp8;
 }
 
-/* Adds a tensor that is computed from p. how: its rows, the part of the product, and its experts. target LORA_TARGETS:
- * no adapter can be on it. */
+/* Adds a tensor that is computed from p. how: its rows, its part of the product, its experts. target LORA_TARGETS: the
+ * tensor cannot have an adapter. */
 static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
                        struct made how)
 {
@@ -270,8 +272,8 @@ static void add_each(struct merge *m, int64_t l, const char *pattern, const stru
     }
 }
 
-/* Whether the experts of a layer are two stacks in the export: if the family has no names of single experts, and in
- * merged-bf16 if the source has stacks. */
+/* Whether the experts of a layer are two stacks in the export. They are if the family has no names for single experts,
+ * or in merged-bf16 if the source has stacks. */
 static bool is_stacked(const struct merge *m, int64_t l, const struct tensor_names *n)
 {
     char name[256], stack[LORA_MODULE_TEXT];
@@ -317,7 +319,7 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
     add_copy(m, name, t ? t : safetensors_find(&m->x->run.st, other));
 }
 
-/* The Linears of a product: each target is a separate matrix in files. */
+/* Adds the Linears of a product: in files each target is a separate matrix. */
 static void add_linears(struct merge *m, int64_t l, const struct layer_weights *lw, const struct product *p)
 {
     char module[LORA_MODULE_TEXT], rest[LORA_MODULE_TEXT + 8];
@@ -394,8 +396,8 @@ static bool is_prediction(const struct merge *m, const char *name)
     return arch_is_prediction(&m->x->run.arch, name) || !strncmp(name, "mtp.", 4);
 }
 
-/* How many tensors of multi-token prediction are left out: all of them when some are quantised, as an export without
- * quantised weights cannot hold them; else, and in the publisher's layout, none. */
+/* The number of tensors of multi-token prediction that are left out. It is all of them if some are quantised, since
+ * only the publisher's layout can hold quantised ones; otherwise 0. */
 static int64_t predictions_left_out(const struct merge *m)
 {
     const struct safetensors *st = &m->x->run.st;
@@ -409,7 +411,8 @@ static int64_t predictions_left_out(const struct merge *m)
     return packed && !is_published(m) ? n : 0;
 }
 
-/* FP8 that is no target (DeepSeek-V4's o_a_proj, its indexer): copied with its scales, or decoded without them. */
+/* Adds an FP8 tensor that cannot have an adapter (DeepSeek-V4's o_a_proj, its indexer). merged-mxfp4 copies it with its
+ * scales; merged-bf16 decodes it and leaves out the scales. */
 static void add_frozen(struct merge *m, const struct st_tensor *t)
 {
     if (is_mxfp4(m))
@@ -562,7 +565,7 @@ static int put_dense(struct merge *m, int64_t i, int64_t nth, const float *w, in
     return rc;
 }
 
-/* Writes the nearest codes. MXFP4: where the source's code is as near as another, it stays. */
+/* Writes the nearest codes. MXFP4: a code of the source stays if no other code is nearer. */
 static int put_nearest(struct merge *m, int64_t i, int64_t nth, const float *values, const struct weight *w,
                        struct err *err)
 {
@@ -583,7 +586,7 @@ static int put_nearest(struct merge *m, int64_t i, int64_t nth, const float *val
     return rc;
 }
 
-/* Rows of `size` bytes in the order of memory -> the order of the file. */
+/* Sorts rows of `size` bytes from the order of memory to the order of the file. */
 static void sort_rows(const struct made *how, uint8_t *data, int64_t size)
 {
     if (!how->order.n_group) return;
@@ -594,7 +597,8 @@ static void sort_rows(const struct made *how, uint8_t *data, int64_t size)
     mem_free(copy);
 }
 
-/* Writes the codes of the matrix that training read, or for a dense tensor their values. w: the base weight. */
+/* Writes the codes of the matrix that training read, or if the tensor is bf16 the values of these codes. w: the base
+ * weight. */
 static int put_quantised(struct merge *m, int64_t i, int64_t nth, float *w, const struct proj *p, struct err *err)
 {
     const struct made *how = &m->made[i];
@@ -685,7 +689,7 @@ static int write_tensors(struct merge *m, struct err *err)
 
 /* ---- called by export.c ---- */
 
-/* The modules with matrices that are not quantised, other than the embedding; the caller frees all. */
+/* The names of the modules whose matrices are not quantised, without the embedding. The caller frees all. */
 static char **dense_modules(const struct merge *m, int64_t *n)
 {
     static const char *const tails[] = {".weight", ".gate_up_proj"}; /* of a matrix, of a stack of experts */
@@ -715,7 +719,7 @@ static int write_files(const struct merge *m, struct err *err)
     return rc;
 }
 
-/* Says what happens to the tensors that training does not read. */
+/* Prints what the export does with tensors that training does not read. */
 static void tell_others(const struct merge *m)
 {
     const int64_t left_out = predictions_left_out(m);

@@ -5,13 +5,13 @@
 #include "data/json/json.h"
 #include "data/safetensors.h"
 
-/* Adds quantization_config to config.json: NVFP4 as Model-Optimizer writes it, or FP8 as compressed-tensors does.
+/* Adds quantization_config to config.json, in the form of Model-Optimizer for NVFP4, of compressed-tensors for FP8.
  * inputs: the checkpoint has scales of quantised inputs. ignore [n]: modules that are not quantised. */
 void export_packed_config(struct json_out *o, bool nvfp4, bool inputs, const char *const *ignore, int64_t n);
 /* The text of Model-Optimizer's hf_quant_config.json for NVFP4. */
 void export_packed_hf_config(struct json_out *o, bool inputs, const char *const *ignore, int64_t n);
 
-/* A checkpoint whose quantised matrices of one layer are decoded to F32, under their names. */
+/* A view of a checkpoint in which the quantised matrices of one layer are decoded to F32, under the same names. */
 struct packed_view {
     struct safetensors st; /* in memory: tensors alone */
     void **decoded;

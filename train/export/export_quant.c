@@ -30,7 +30,7 @@ bool export_quant_has(enum export_format to, const struct fakequant *f)
     return false;
 }
 
-/* Error: training read other matrices quantised than those that the export has in this format. */
+/* Error: training quantised matrices that this export does not quantise. */
 static int check_training(enum export_format to, const struct arch *a, const struct qat_options *run, struct err *err)
 {
     if (to != EXPORT_MERGED_MXFP4 || !a->names->published || !run->merged || !run->all ||
@@ -113,8 +113,8 @@ static void warn_of_inputs(const struct export *x, const struct qat_options *run
              format, export_format_name(x->format), advice(text, x, run));
 }
 
-/* quant.amax = static and quant.activations: the magnitudes are those beside the adapter. Inputs are not quantised
- * here: the verification compares weights. */
+/* Opens x->qat. With quant.amax = static and quant.activations it reads the magnitudes beside the adapter. Inputs stay
+ * unquantised, because the verification compares weights. */
 static int open_qat(struct export *x, const struct qat_options *opt, struct err *err)
 {
     struct device dry;
@@ -128,8 +128,8 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
     return x->adapter.ad.amax.rows ? amax_file_load(&x->adapter.ad, &x->quant_dev, x->adapter_dir, err) : 0;
 }
 
-/* The format of the experts. gguf-model has those of gpt-oss in MXFP4, but not attention: after quant.targets = all it
- * is another model than the trained one. */
+/* The format of the export's experts. gguf-model has experts of gpt-oss in MXFP4, but not attention; so after
+ * quant.targets = all it does not have the trained weights. */
 static enum export_format experts_as(const struct export *x, const struct qat_options *run)
 {
     const bool mxfp4 = x->run.arch.transposed_experts && ggml_layout(x->ggml)->block > 1 && !run->all;

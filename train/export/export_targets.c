@@ -1,15 +1,15 @@
 /* export_targets.c - which families and which adapters the readers of a format support.
  *
- * A reader that loads an adapter and does not apply it runs another model, without an error. So `export` refuses it.
- * vLLM 0.33 computes with kv_b_proj split in two when it loads the model (model_executor/layers/attention/
- * mla_attention.py, split_kv_b_proj); an adapter of it is wrapped and never called. Of DeepSeek-V4 it calls all
- * targets (models/deepseek_v4/attention.py, nvidia/ops/o_proj.py). It reads the weights of wo_a and of the compressors
- * without calling them, but these have no adapters in moetrain. Of Gemma-4's experts some releases load an adapter and
- * do not apply it (vllm issues 41754, 43254).
+ * A reader that loads an adapter but does not apply some targets runs another model, without an error. So `export`
+ * refuses such adapters. vLLM 0.33 splits kv_b_proj in two when it loads the model (model_executor/layers/attention/
+ * mla_attention.py, split_kv_b_proj), and never calls the module that has its adapter. It calls all targets of
+ * DeepSeek-V4 (models/deepseek_v4/attention.py, nvidia/ops/o_proj.py), except wo_a and the compressors, which have no
+ * adapters in moetrain. Some releases load adapters of Gemma-4's experts and do not apply them (vllm issues 41754,
+ * 43254).
  *
  * llama.cpp applies adapters to the products of build_lora_mm and build_lora_mm_id only (src/llama-graph.cpp). Its
- * graph of latent attention (src/models/deepseek2.cpp) multiplies with q_a, q_b, q, kv_a and the two parts of kv_b
- * without them. */
+ * graph of latent attention (src/models/deepseek2.cpp) multiplies by q_a, q_b, q, kv_a and the two parts of kv_b
+ * without these functions. */
 #include "train/export/export_targets.h"
 
 #include <stdio.h>
@@ -18,7 +18,8 @@
 #include "train/gguf/gguf_items.h"
 #include "train/gguf/gguf_names.h"
 
-/* gate and up have rows of hidden_size, down of the experts' width. DeepSeek-V4 keeps the blocks of its source. */
+/* Checks that blocks divide the rows of experts: hidden_size for gate and up, the experts' width for down. DeepSeek-V4
+ * is not checked, because the export has the blocks of the source. */
 static int check_blocks(enum export_format to, const struct arch *a, struct err *err)
 {
     const int block = to == EXPORT_MERGED_MXFP4 ? 32 : 16;

@@ -3,12 +3,12 @@
  * gpt-oss, and Qwen3.5 with a vision tower: fused experts as in PEFT >= 0.19.1; both projections are required. Others:
  * a pair per expert and projection, gate and up separate, all required. In moetrain gate and up share A, so A is
  * written twice and B is split in two. DeepSeek-V4 has its publisher's names (wq_a; w1, w3, w2), which its class maps
- * to its modules. vLLM joins in_proj_qkv and in_proj_z, and finds the rows of z only behind those of qkv, so z requires
- * qkv. Targets that are required but not trained have B = 0. alpha includes the rsLoRA factor, because some versions
- * ignore the flag for experts. All targets have one r and alpha: r is the largest, and B is scaled to compensate.
- * Source: vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras), lora_weights.py
- * (pack_moe), layers/column_parallel_linear.py (expand_packed_lora), peft_helper.py; is_3d_moe_weight of the model's
- * class; models/deepseek_v4/nvidia/model.py (hf_to_vllm_mapper, packed_modules_mapping). */
+ * to its modules. vLLM joins in_proj_qkv and in_proj_z, and expects the rows of z after those of qkv, so an adapter of
+ * z requires one of qkv. Targets that are required but not trained have B = 0. alpha includes the rsLoRA factor,
+ * because some versions ignore the flag for experts. All targets have one r and alpha: r is the largest, and B is
+ * scaled to compensate. Source: vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras),
+ * lora_weights.py (pack_moe), layers/column_parallel_linear.py (expand_packed_lora), peft_helper.py; is_3d_moe_weight
+ * of the model's class; models/deepseek_v4/nvidia/model.py (hf_to_vllm_mapper, packed_modules_mapping). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static bool trains(const struct adapters *ad, enum lora_target t) { return ad->t
 
 bool export_vllm_is_peft(const struct arch *a) { return a->transposed_experts || a->nested; }
 
-/* Converts the adapter: the required targets too, a single r, no rsLoRA. */
+/* Converts the adapter to one that has all required targets, a single r, and no rsLoRA. */
 static int complete(struct cpu_adapter *full, const struct export *x, struct err *err)
 {
     const struct adapters *ad = &x->adapter.ad;
@@ -81,7 +81,7 @@ static void add(struct list *list, int64_t layer, const char *module, char half,
         (struct st_entry){.name = mem_strdup(key), .dtype = DT_F32, .ndim = 2, .shape = {rows, cols}, .data = data};
 }
 
-/* One projection of one expert: A unchanged, rows of B from `row` on. */
+/* Adds one projection of one expert: A unchanged, rows of B from `row` on. */
 static void add_pair(struct list *list, const struct cpu_adapter *h, const struct lora_param *a,
                      const struct lora_param *b, const char *pattern, int64_t e, int64_t row, int64_t rows)
 {
@@ -106,7 +106,7 @@ static void add_experts(struct list *list, const struct cpu_adapter *h, const st
     }
 }
 
-/* A Linear of attention, of the shared experts, or of a dense layer. */
+/* Adds a Linear of attention, of the shared experts, or of a dense layer. */
 static void add_linear(struct list *list, const struct cpu_adapter *h, const struct lora_param *p)
 {
     char module[LORA_MODULE_TEXT];
@@ -143,7 +143,7 @@ static int write_tensors(const struct cpu_adapter *full, const struct arch *arch
     return rc;
 }
 
-/* The last part of the name in the keys: "gate_proj" of "mlp.experts.0.gate_proj". */
+/* Writes the last part of a module's name: "gate_proj" of "mlp.experts.0.gate_proj". */
 static void write_module(struct json_out *o, const struct arch *a, const char *module)
 {
     char key[KEY_SIZE];
@@ -152,7 +152,7 @@ static void write_module(struct json_out *o, const struct arch *a, const char *m
     json_out_str(o, NULL, strrchr(key, '.') + 1);
 }
 
-/* Whether routed or shared experts are trained and have the name of target t. */
+/* Whether routed or shared experts are trained whose module has the same name as that of target t. */
 static bool is_named(const struct adapters *ad, enum lora_target t)
 {
     if (lora_target_is_shared(t)) return trains(ad, LORA_UP);

@@ -1,5 +1,6 @@
 /* found_format.c - the format of an existing export. A vLLM directory of fused experts is a PEFT directory too; other
- * vLLM directories lack PEFT's key target_parameters. Merged checkpoints differ in the tensors of their experts. */
+ * vLLM directories lack PEFT's key target_parameters. The tensors of the experts show the format of a merged
+ * checkpoint. */
 #include "train/export/found_format.h"
 
 #include <string.h>
@@ -8,7 +9,7 @@
 #include "data/json/json.h"
 #include "model/stored/stored.h"
 
-/* The narrowest format of any tensor, which is that of the experts: other tensors are in wider formats. */
+/* The format with the fewest bits of any tensor. The experts have this format; other tensors have more bits. */
 static enum export_format merged_format(const struct safetensors *st)
 {
     bool nvfp4 = false, mxfp4 = false, fp8 = false;
@@ -50,7 +51,8 @@ static int find_adapter(enum export_format *found, const char *dir, enum export_
 
 int found_format(const struct arch *a, const char *dir, enum export_format wanted, struct err *err)
 {
-    enum export_format found = wanted; /* without any of these files the reader of the format names the missing one */
+    enum export_format found =
+        wanted; /* if none of these files exists, the reader of the format names the missing one */
     int rc = 0;
     if (file_exists_in(dir, "adapter_config.json"))
         rc = find_adapter(&found, dir, wanted, a, err);

@@ -4,7 +4,7 @@
 
 #include "train/export/export_job.h"
 
-/* Prints the format of the export in dir. Error: it is another one than `wanted`. */
+/* Prints the format of the export in dir. Error: it is not `wanted`. */
 int found_format(const struct arch *a, const char *dir, enum export_format wanted, struct err *err) MT_CHECK;
 
 #endif

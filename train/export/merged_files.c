@@ -1,5 +1,5 @@
 /* merged_files.c - the files of a merged checkpoint other than its weights: config.json with the quantisation of the
- * export, and copies of those beside the source's weights. */
+ * export, and copies of the other files of the source. */
 #include "train/export/merged_files.h"
 
 #include <stdio.h>
@@ -76,8 +76,8 @@ static bool is_quantisation(const char *key)
     return !strcmp(key, "quantization_config") || !strcmp(key, "compression_config") || !strcmp(key, "expert_dtype");
 }
 
-/* Copies a member of config.json without the layers of multi-token prediction, which some lists have after the last
- * layer. */
+/* Copies a member of config.json without the layers of multi-token prediction: some lists have entries for them after
+ * those of the last layer. */
 static void copy_without_predictions(struct json_out *o, const char *key, struct json j, int64_t n_layer)
 {
     static const char *const counts[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};
@@ -126,7 +126,8 @@ static int write_config(const struct export *x, const char *const *dense, int64_
     return rc;
 }
 
-/* Files other than weights, descriptions of the source's quantisation, and those that this file writes. */
+/* Whether a file is copied: not weights, not descriptions of the source's quantisation, not files that this code
+ * writes. */
 static bool is_beside(const char *name)
 {
     static const char *const others[] = {"hf_quant_config.json",

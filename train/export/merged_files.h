@@ -7,8 +7,8 @@
 /* Bytes of the files that are copied. */
 int merged_files_bytes(const struct export *x, int64_t *bytes, struct err *err) MT_CHECK;
 /* Copies tokenizer, chat template, generation_config.json and licence; writes config.json. dense [n]: the modules whose
- * matrices are not quantised. predicts: false where the export leaves out the layers of multi-token prediction;
- * config.json then has none, and its lists end with the last layer. */
+ * matrices are not quantised. predicts: false if the export leaves out the layers of multi-token prediction;
+ * config.json then has 0 of them, and its lists end with the last layer. */
 int merged_files_write(const struct export *x, const char *const *dense, int64_t n, bool predicts,
                        struct err *err) MT_CHECK;
 

@@ -1,18 +1,18 @@
 /* verify.c - compares trainer and export as models over held-out rows, layer by layer.
  *
- * Seven models run together: the base model; the trainer with the whole adapter, with its attention part, with its
- * experts part; the export likewise. For each layer the weights are loaded, all seven hidden states are computed, and
- * the weights are freed. Memory is that of one layer, or of two when the export has separate weights. All run on the
- * CPU in f32, the reference; equal adapters give equal bits.
+ * Seven models run together: the base model; the trained model with the whole adapter, with its attention part, with
+ * its experts part; the export with the same three. For each layer the weights are loaded, all seven hidden states are
+ * computed, and the weights are freed. One layer is in memory at a time, or two if the export has separate weights. All
+ * models run on the CPU in f32, the reference; equal adapters give equal bits.
  *
  * Allowed, in nats per token (KL of the trainer's distribution from the export's), for the whole and for each part:
  *   adapter formats  largest KL 1e-6, and every value must be the trained one
  *   merged-bf16      mean KL 1e-3, or 25 % of the part's effect (mean KL of the trainer's part from the base)
- *   merged-mxfp4     mean KL 1e-3, or 100 %: a merge further from the trainer than the base model has lost the adapter
- *   merged-nvfp4, merged-fp8   as merged-mxfp4
- *   gguf-model       mean KL 1e-2, of Q4_0 0.2, or 100 %: all matrices of the base model are rounded too
- *                    after training in this format: mean KL 1e-5 for the quantised parts, the others as merged-bf16
- * Each merged weight must also be base + adapter within the format's rounding (verify_merged.c). */
+ *   merged-mxfp4     mean KL 1e-3, or 100 %: an export that differs more from the trained model than the base does has
+ * lost the adapter merged-nvfp4, merged-fp8   as merged-mxfp4 gguf-model       mean KL 1e-2, of Q4_0 0.2, or 100 %: all
+ * matrices of the base model are rounded too after training in this format: mean KL 1e-5 for the quantised parts, the
+ * others as merged-bf16 Each merged weight must also be base + adapter within the format's rounding (verify_merged.c).
+ */
 #include "train/export/verify.h"
 
 #include <math.h>
@@ -35,7 +35,7 @@ static const char *const part_names[PARTS] = {"whole adapter", "attention only",
 struct side {
     bool exported, attention, experts;
     struct lora_layer *layers; /* [L] owned by `on`; switched-off parts have r == 0 */
-    struct adapters on;        /* only `layers` is owned; the other members belong to the compared adapter */
+    struct adapters on;        /* this struct owns only `layers`; the other members belong to the compared adapter */
     struct tensor x;           /* [T, D] */
 };
 
@@ -155,7 +155,8 @@ static void copy_ffn(struct layer_weights *to, const struct layer_weights *from)
     to->parallel = from->parallel;
 }
 
-/* The weights of a side: the export's for its active part (attention or experts), the source's for the other. */
+/* The weights of a side: those of the export for the active part (attention, experts or both), those of the source for
+ * the rest. */
 static struct layer_weights weights_of(const struct side *side, const struct layer_weights *source,
                                        const struct layer_weights *exported)
 {
@@ -277,7 +278,7 @@ static void add_kl(struct kl *kl, double value)
     if (!(value <= kl->max)) kl->max = value; /* NaN too */
 }
 
-/* Adds one token to the KL sums: sum p (log p - log q), p of a part of the trainer, q of the export and of the base. */
+/* Adds one token to the KL sums: sum p (log p - log q). p: a part of the trained model; q: the export, and the base. */
 static void compare_token(struct stream *s, const float *const row[SIDES], int64_t n)
 {
     double norm[SIDES];
@@ -401,8 +402,8 @@ static int stream_run(struct stream *s, struct err *err)
 
 /* ---- the verdict ---- */
 
-/* Whether training read all adapted weights of the part quantised. With quant.targets = experts it reads shared experts
- * and dense layers unquantised, and the export rounds their merged weights to bf16. */
+/* Whether training quantised all adapted weights of the part. With quant.targets = experts it reads shared experts and
+ * dense layers unquantised, and the export rounds their merged weights to bf16. */
 static bool is_quantised(const struct stream *s, int part)
 {
     const struct adapters *ad = &s->x->adapter.ad;
@@ -417,7 +418,8 @@ static bool is_quantised(const struct stream *s, int part)
 static double allowed_kl(const struct stream *s, int part)
 {
     const bool trained =
-        s->effect[part].sum > 0; /* if false, only the other part was trained, but this one may be rounded too */
+        s->effect[part].sum >
+        0; /* false: only the other part was trained; the export may have rounded this one nevertheless */
     const double effect = s->effect[trained ? part : PART_ALL].sum / (double)s->n_tok;
     switch (s->x->format) {
     case EXPORT_MERGED_MXFP4:
@@ -458,7 +460,7 @@ static void print_table(const struct stream *s)
                 allowed_kl(s, p), s->effect[p].sum / n, judged_kl(s, p) <= allowed_kl(s, p) ? "" : "   too far");
 }
 
-/* What to do about a merged export whose every weight is as it should be, but whose outputs differ too much. */
+/* Advice for a merged export whose weights are all correct, but whose outputs differ too much. */
 static const char *advice_on(const struct export *x)
 {
     if (x->format > EXPORT_MERGED_BF16 && !x->trained)
@@ -507,7 +509,8 @@ static int verify_adapter(struct export *x, struct export_diff *diff, struct err
     return rc;
 }
 
-/* What rounding adds in other directions than the trained change, as a factor of its norm. */
+/* The part of the change that rounding adds orthogonally to the trained change: its norm / norm of the trained
+ * change. */
 static double noise_of(const struct rounded *r)
 {
     const double kept = r->arrived / r->delta2;
@@ -515,8 +518,9 @@ static double noise_of(const struct rounded *r)
 }
 
 /* Warns when rounding to a format removes much of the change to some matrices: 1 - (exported change * trained change) /
- * |trained change|^2. After training in the format of the experts, other exports do not have the trained experts: the
- * advice is to put adapters on experts alone. Also prints to the report, because users may keep it without the log. */
+ * |trained change|^2. If training quantised experts to this format, other exports do not have the trained experts; so
+ * the advice is then to train adapters of experts only. Also prints to the report, because users may keep the report
+ * without the log. */
 static void warn_of_rounding(const struct export *x, const struct export_diff *l, const struct rounded *r,
                              const char *format, const char *matrices)
 {

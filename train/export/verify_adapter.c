@@ -11,7 +11,8 @@
 
 /* ---- per-expert PEFT: gate and up separate ---- */
 
-/* Converts rank 2r, A = [A_gate; A_up], B = [B_gate 0; 0 B_up] back to rank r; both A must be equal. */
+/* Converts an adapter of rank 2r, A = [A_gate; A_up], B = [B_gate 0; 0 B_up], back to rank r. A_gate and A_up must be
+ * equal. */
 static int fold(struct cpu_adapter *out, const struct cpu_adapter *wide, const struct arch *a, struct err *err)
 {
     struct shape shape = cpu_adapter_shape(&wide->ad);
@@ -107,9 +108,9 @@ static bool parse_name(const struct arch *a, const char *name, struct gguf_name 
     return false;
 }
 
-/* The place in the checkpoint of the row or column that llama.cpp has at `at`. The last of the `rows` rows are value
- * heads of gated DeltaNet, with `dim` rows each. In the checkpoint the value heads of a key head are neighbours;
- * llama.cpp has the first value head of every key head, then the second of each. */
+/* The number in the checkpoint of llama.cpp's row or column `at`. The last of the `rows` rows are value heads of gated
+ * DeltaNet, with `dim` rows each. A checkpoint has the value heads of a key head together; llama.cpp has the first
+ * value head of every key head, then the second of each. */
 static int64_t value_place(const struct delta_shape *s, int64_t dim, int64_t at, int64_t rows)
 {
     const int64_t keys = s->n_key, per_key = s->n_value / keys, before = rows - keys * per_key * dim;
@@ -119,7 +120,8 @@ static int64_t value_place(const struct delta_shape *s, int64_t dim, int64_t at,
     return at;
 }
 
-/* The row of in_proj_qkvz, which has q, k, v and z of a key head together, for a row of q | k | v, or of z. */
+/* The row of in_proj_qkvz for a row of llama.cpp's tensor q | k | v, or of z. in_proj_qkvz has q, k, v and z of a key
+ * head together. */
 static int64_t fused_place(const struct delta_shape *s, bool z, int64_t row)
 {
     const int64_t v = s->n_value / s->n_key * s->value_dim, group = 2 * s->key_dim + 2 * v, q = s->n_key * s->key_dim;
@@ -128,8 +130,8 @@ static int64_t fused_place(const struct delta_shape *s, bool z, int64_t row)
     return row % q / s->key_dim * group + row / q * s->key_dim + row % s->key_dim;
 }
 
-/* The row of a parameter with `rows` rows for row `row` of a tensor. gpt-oss interleaves gate and up, other models
- * stack them; llama's q and k interleave the two halves of every head. */
+/* The row of a parameter, which has `rows` rows, for row `row` of a GGUF tensor. gpt-oss interleaves gate and up, other
+ * models stack them; llama's q and k interleave the two halves of every head. */
 static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_t row, int64_t rows)
 {
     const int64_t head_dim = arch_attn(a, n->layer)->head_dim, half = head_dim / 2, in_head = row % head_dim;
@@ -241,7 +243,8 @@ int verify_read(struct cpu_adapter *read, const struct export *x, struct err *er
 
 /* ---- comparing ---- */
 
-/* Number of values of expert e that differ, and the first of them. `want` NULL: all must be 0, as in untrained ranks.
+/* Returns the number of values of expert e that differ; pair: the first differing pair. want NULL: all values must be
+ * 0, as those of untrained ranks.
  */
 static int64_t count_wrong(const struct cpu_adapter *trained, const struct lora_param *want,
                            const struct cpu_adapter *read, const struct lora_param *p, int64_t e, float pair[2])

@@ -33,7 +33,7 @@ int merged_open_gguf(struct merged *m, const struct export *x, struct err *err)
     return check_tensors(m, path, err);
 }
 
-/* to [n_exp, n_out, n_col] gets the item's rows, in the order of memory. */
+/* Reads the item's rows into to [n_exp, n_out, n_col], in the order of memory. */
 static void read_rows(const struct merged *m, const struct gguf_item *item, float *to)
 {
     const struct ggml_layout *l = ggml_layout(item->type);
@@ -78,7 +78,8 @@ static struct weight mxfp4_weight(struct device *dev, int64_t n_exp, int64_t n_o
         .format = WF_MXFP4, .n_exp = n_exp, .n_out = n_out, .n_in = n_in, .data = nibbles.data, .scale = scales.data};
 }
 
-/* `fresh`: w is of the base model, and gets memory for all items of its product. */
+/* Reads an item into w. fresh: w still is the base model's weight, and first gets memory for all items of its
+ * product. */
 static void read_weight(const struct merged *m, struct device *dev, const struct gguf_item *item, struct weight *w,
                         bool fresh)
 {
@@ -104,7 +105,7 @@ static void read_vector(const struct merged *m, const struct gguf_item *item, vo
     memcpy(to, gguf_tensor(&m->gguf, item->name)->data, (size_t)(item->n_row * item->n_col) * sizeof(float));
 }
 
-/* lw: the same layer of the base model, whose values are replaced. */
+/* lw: the same layer of the base model; its values are replaced. */
 void merged_read_layer(const struct merged *m, struct device *dev, struct layer_weights *lw, int64_t layer)
 {
     size_t last = SIZE_MAX; /* the product of the item before */

@@ -1,5 +1,5 @@
-/* verify_inputs.c - checks the scales of quantised inputs in a merged checkpoint: every quantised matrix has one, with
- * the value that follows from the magnitudes beside the adapter. */
+/* verify_inputs.c - checks the scales of quantised inputs in a merged checkpoint: every quantised matrix must have a
+ * scale, computed from the magnitudes beside the adapter. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 static const char suffix[] = ".input_scale";
 
-/* The target whose input a module of a layer reads, "mlp.experts.3.up_proj"; NULL: it is none. */
+/* The target to which a module of a layer, such as "mlp.experts.3.up_proj", belongs; NULL: none. */
 static const char *target_of(const struct arch *a, const char *module)
 {
     static const char *const of_up[] = {".gate_proj", ".up_proj", ".w1", ".w3"}, *const of_down[] = {".down_proj",

@@ -1,10 +1,10 @@
 /* verify_merged.c - compares each merged weight with base + adapter.
  *
- * The loader reads the exported layer. base + adapter is computed here by plain sums, not by the writer's product. A
+ * The loader reads the exported layer. This file computes base + adapter by plain sums, not by the writer's product. A
  * bf16 weight may differ by half a bf16 step; an MXFP4 weight must be a nearest code for its block's exponent. Both may
- * differ by SLACK times the matrix's largest delta more, because sums have another order. A weight of a product that
- * is quantised (struct proj_quant) must have the bits that products of the training read: those of op_decode. Without
- * adapter and without quantised training it may have those of the base. */
+ * differ by another SLACK times the matrix's largest delta, because sums have another order. A weight of a quantised
+ * product (struct proj_quant) must have the bits that products in training read, which are those of op_decode. Without
+ * an adapter and without quantised training it may have the bits of the base. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@
 #define SLACK 1e-5
 enum { ROWS = 32 }; /* rows decoded at a time */
 
-/* One matrix of every expert in the trainer and in the export: rows from `row` on. */
+/* A matrix of all experts, in the trained model and in the export: its n_row rows from `row` on. */
 struct matrix {
     const struct weight *source, *exported;
     const struct cpu_adapter *adapter;
@@ -29,7 +29,7 @@ struct matrix {
     int64_t row, n_row;
     bool trained;           /* training read them */
     const float *quantised; /* [n_exp, n_out, n_in], the required values; NULL: base + adapter within rounding */
-    enum ggml_type ggml;    /* of gguf-model, whose values `exported` has in f32; else GGML_F32 */
+    enum ggml_type ggml; /* the type in a gguf-model, whose values `exported` has in f32; GGML_F32 for other formats */
 };
 
 /* Sums over an expert's matrix. delta: the trained change; step: the change in the export. */
@@ -66,7 +66,8 @@ void merged_close(struct merged *m)
     gguf_items_free(&m->items);
 }
 
-/* With DoRA: the change of a row w, of n_in values, to which `change` is added before it is scaled. */
+/* With DoRA: turns `change`, s B A for a row w of n_in values, into the whole change of w: m / |w + change| (w +
+ * change) - w. */
 static void scale_row(const struct matrix *m, int64_t row, const float *w, float *change)
 {
     const struct lora_param *p = m->a ? adapters_find_magnitude(&m->adapter->ad, m->a->layer, m->a->target) : NULL;
@@ -79,7 +80,7 @@ static void scale_row(const struct matrix *m, int64_t row, const float *w, float
     for (int64_t i = 0; i < n_in; i++) change[i] = (float)(gain * ((double)w[i] + (double)change[i]) - (double)w[i]);
 }
 
-/* out [n_row, n_in] = scale * B A, rows row.. of expert e, whose weights are base */
+/* out [n_row, n_in]: the change of expert e's rows from `row` on, scale * B A; base: their weights */
 static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n_row, const float *base, float *out)
 {
     const int64_t n_in = m->source->n_in;
@@ -112,8 +113,8 @@ static double fp8_error(const struct weight *w, int64_t e, int64_t i, double t)
     return fmax(fabs(t) * 0x1p-4, step * 0x1p-10);
 }
 
-/* How far element i of expert e may be from t, by rounding. Formats that are not in the table are computed with f32's
- * rounding. */
+/* The rounding error that element i of expert e, whose exact value is t, may have. Formats that are not in the table
+ * have that of f32. */
 static double allowed_error(const struct weight *w, int64_t e, int64_t i, float t)
 {
     static const struct {
@@ -127,8 +128,8 @@ static double allowed_error(const struct weight *w, int64_t e, int64_t i, float 
     return fabs((double)t) * fmax(rows[w->format].half_step, 0x1p-23);
 }
 
-/* The same for values that a GGUF file has in blocks: computed where i begins a block, otherwise `error`, the result
- * for the element before. */
+/* As allowed_error, for values that a GGUF file has in blocks. All elements of a block have the same error: it is
+ * computed where i begins a block. error: the result for the element before. */
 static double ggml_allowed(const struct matrix *m, const float *base, const float *delta, int64_t i, double error)
 {
     float target[32];
@@ -169,7 +170,7 @@ static void compare_rows(const struct matrix *m, struct compared *sum, int64_t e
     }
 }
 
-/* Threads take the next rows of the next expert; sums are per expert. */
+/* Each thread takes the next expert; sums are per expert. */
 struct work {
     const struct matrix *m;
     struct compared *compared; /* [n_exp] */

@@ -48,7 +48,7 @@ static bool has_penalties(const struct sample_params *p)
     return p->repetition != 1 || p->frequency != 0 || p->presence != 0;
 }
 
-/* The place of id among the first n of seen, or where it belongs. */
+/* The place of id in a->seen, or the place where it must be inserted. */
 static int64_t find_seen(const struct answer *a, int32_t id)
 {
     int64_t low = 0, high = a->n_seen;
@@ -96,8 +96,7 @@ static struct sample_edit *push_edit(struct sample_edit **edits, int64_t *n_edit
     return &(*edits)[(*n_edit)++];
 }
 
-/* Forbids the end tokens before min_tokens: adds an edit for each that has no edit from `seen`, once if it is listed
- * twice. */
+/* Forbids the end tokens before min_tokens: adds one edit for each end token that has no edit from `seen`. */
 static void push_ends(const struct answer *a, struct sample_edit **edits, int64_t *n_edit, int64_t *cap)
 {
     const struct sample_request *q = &a->rules->q;

@@ -1,5 +1,5 @@
-/* answer.h - a sample while it is generated: its tokens with their log-probabilities, its text, what op_sample reads of
- * it, and when it ends. For engine.c. */
+/* answer.h - a sample while engine.c generates it: its tokens with their log-probabilities, its text, what op_sample
+ * reads, and when it ends. */
 #ifndef MT_ANSWER_H
 #define MT_ANSWER_H
 
@@ -23,8 +23,9 @@ struct answer {
     float *logprob, *kept_logprob, *kept_share; /* [n] */
     int32_t *top_id;                            /* [n, top_logprobs] */
     float *top_logprob;
-    uint16_t *routing;        /* [n, rules.n_routing] */
-    struct sample_edit *seen; /* [n_seen] ascending ids: with a bias; with penalties all of prompt and answer */
+    uint16_t *routing; /* [n, rules.n_routing] */
+    struct sample_edit
+        *seen; /* [n_seen] by ascending id: tokens with a bias; with penalties also all tokens of prompt and answer */
     int64_t n_seen, cap_seen;
     struct answer_text text;
     enum sample_end end;
@@ -32,7 +33,8 @@ struct answer {
 void answer_begin(struct answer *a, const struct answer_rules *rules, int64_t index, const struct tokenizer *tok);
 void answer_free(struct answer *a);
 
-/* The row of the next token; adds its edits to edits [*n_edit of *cap]. */
+/* What op_sample reads for the next token. Appends the edits of its logits to *edits, which has *n_edit elements and
+ * room for *cap. */
 struct sample_row answer_row(const struct answer *a, struct sample_edit **edits, int64_t *n_edit, int64_t *cap);
 /* What op_sample returned for that row. Sets a->end. */
 struct answer_token {

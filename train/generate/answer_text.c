@@ -39,7 +39,7 @@ static int64_t n_begun(const struct answer_text *a)
     return most;
 }
 
-/* Appends the characters of the bytes that are not done, until a stop string. */
+/* Appends the characters of new bytes to the text, up to a stop string. */
 static void put_characters(struct answer_text *a, bool last)
 {
     const bool spaces = a->tok && tokenizer_marks_spaces(a->tok);

@@ -2,18 +2,19 @@
  *
  * Bounds of |difference| in nats.
  *
- * fp32, training that takes the sampler's experts: the largest at most 1e-4. It has the sampler's order of sums too
- * (steady_rows), so that what remains are the sampler's ops, as attention to a cache.
+ * fp32, training with the sampler's experts: the largest difference is at most 1e-4. Training also has the sampler's
+ * order of sums (steady_rows), so that only the sampler's ops differ, such as attention to a cache.
  *
- * fp32, training that chooses experts: the largest at most 1e-4, or twice that of two training forwards with different
- * orders of sums. No constant can bound it: a router may choose another expert, and the norm of gated DeltaNet divides
- * by outputs that may be near zero.
+ * fp32, training with its own choice of experts: the largest difference is at most 1e-4, or twice that of two training
+ * forwards with different orders of sums. A constant bound is not possible: a router may choose another expert, and the
+ * norm of gated DeltaNet divides by outputs that may be near zero.
  *
- * bf16, training that takes the sampler's experts: the mean at most 0.02. The largest has no bound.
+ * bf16, training with the sampler's experts: the mean is at most 0.02. The largest has no bound.
  *
- * bf16, training that chooses experts: the mean at most 0.02, or twice that of two training forwards with different
- * kernels or orders of sums. Where a router is nearly undecided, as random ones often are, rounding alone makes it
- * choose other experts. Such choices of tokens in layers are at most 0.5 %, or twice those of the two forwards. */
+ * bf16, training with its own choice of experts: the mean is at most 0.02, or twice that of two training forwards with
+ * different kernels or orders of sums. When the logits of two experts nearly tie, which is frequent in random models,
+ * rounding alone changes the choice. The share of tokens and layers with another choice is at most 0.5 %, or twice that
+ * of the two forwards. */
 #include "train/generate/check_sampler.h"
 
 #include <math.h>
@@ -39,8 +40,10 @@ struct check_sampler {
     FILE *out;
     int64_t n_routing; /* experts of a token in all layers that choose */
     int64_t n_failed;
-    struct difference own, replayed; /* from training that chooses experts, that takes the sampler's */
-    struct difference paths, pieces; /* of two training forwards that choose: over whole sequences, over pieces */
+    struct difference own,
+        replayed; /* of sampler and training: training with its own choice of experts; with the sampler's experts */
+    struct difference paths,
+        pieces; /* of two training forwards with their own choices: over whole sequences; over pieces */
     struct flips {
         int64_t n, other;          /* choices of a token and layer; those that differ */
     } sampled, flips, piece_flips; /* by sampler and training; by two training forwards, as above */
@@ -66,7 +69,7 @@ static void fill_adapters(struct run *r)
 
 static bool is_f32(const struct check_sampler *k) { return k->run.dev.act_dtype == DT_F32 && !k->run.dev.round_bf16; }
 
-/* The experts of all tokens but the last of prompt and answer. */
+/* Sets `to` to the experts of all tokens of prompt and answer, except the last token. */
 static void join_routing(const struct check_sampler *k, uint16_t *to, const struct sample *s)
 {
     const int64_t before = (s->n_prompt - 1) * k->n_routing;
@@ -74,8 +77,8 @@ static void join_routing(const struct check_sampler *k, uint16_t *to, const stru
     memcpy(to + before, s->routing, (size_t)(s->n * k->n_routing) * sizeof(*to));
 }
 
-/* A training forward: nll of the answer. steady: with the sampler's order of sums on a CPU. choices: taken, or with
- * CHOICES_RECORDED returned. */
+/* Runs a training forward; nll: of the answer. steady: with the sampler's order of sums on a CPU. choices: the experts
+ * to use, or with CHOICES_RECORDED the experts that were chosen. */
 static void train(struct check_sampler *k, const struct model_batch *b, bool steady, enum choices_use use, float *nll,
                   uint16_t *choices)
 {
@@ -109,8 +112,8 @@ static void count(const struct check_sampler *k, struct flips *f, const uint16_t
         f->other += memcmp(a + i, b + i, (size_t)n * sizeof(*a)) != 0;
 }
 
-/* Two training forwards over the tokens as documents of PIECE: all in one pass, and each in a pass, whose products
- * choose kernels for few rows, as decoding does. */
+/* Two training forwards over the tokens, divided into documents of PIECE tokens: all in one pass, and each in a
+ * separate pass. Products of the small passes use kernels for few rows, as decoding does. */
 static void compare_pieces(struct check_sampler *k, int64_t n, const int32_t *tok)
 {
     int32_t pos[MAX_LEN], cu[MAX_LEN + 1] = {0}, row[MAX_LEN];
@@ -141,7 +144,7 @@ static void compare_pieces(struct check_sampler *k, int64_t n, const int32_t *to
     mem_free(all);
 }
 
-/* The training forward over prompt and answer, with its own choice of experts and with the sampler's. */
+/* Runs the training forward over prompt and answer twice: with its own choice of experts and with the sampler's. */
 static void compare(void *user, const struct sample *s)
 {
     struct check_sampler *k = user;
@@ -208,8 +211,8 @@ static double mean_of(const struct difference *d) { return d->sum / (double)MT_M
 
 static double share_of(const struct flips *f) { return (double)f->other / (double)MT_MAX(f->n, 1); }
 
-/* Prints a difference with its bound: in fp32 of the largest, else of the mean. Returns whether it is within the
- * bound. */
+/* Prints a difference with its bound, which is for the largest difference in fp32, for the mean otherwise. Returns
+ * whether it is within the bound. */
 static bool tell(const struct check_sampler *k, const char *what, const struct difference *d, double allowed)
 {
     const bool f32 = is_f32(k);
@@ -220,7 +223,8 @@ static bool tell(const struct check_sampler *k, const char *what, const struct d
     return (f32 ? d->most : mean_of(d)) <= allowed;
 }
 
-/* Prints for how many tokens training chooses other experts. Returns whether that is within the bound of bf16. */
+/* Prints for how many tokens and layers training chooses other experts. Returns whether that is within the bound, which
+ * only bf16 has. */
 static bool tell_choices(const struct check_sampler *k)
 {
     const double most = fmax(BF16_OTHER, 2 * fmax(share_of(&k->flips), share_of(&k->piece_flips)));

@@ -1,12 +1,13 @@
-/* check_sampler.h - `moetrain check CONFIG --sampler`: what the sampler says of its tokens, compared with training. */
+/* check_sampler.h - `moetrain check CONFIG --sampler`: log-probabilities of the sampler, compared with those of
+ * training. */
 #ifndef MT_CHECK_SAMPLER_H
 #define MT_CHECK_SAMPLER_H
 
 #include "train/run/run.h"
 
 /* Samples from the configuration's model with random adapters, then runs the training forward over prompts and answers,
- * and compares the log-probabilities of the sampled tokens. Prints the mean and the largest difference to `out`. -1:
- * one is above its bound, or something cannot be opened. */
+ * and compares the log-probabilities of the sampled tokens. Prints the mean and the largest difference to `out`. -1: a
+ * difference is above its bound, or something cannot be opened. */
 int check_sampler_run(const struct config *cfg, FILE *out, struct err *err) MT_CHECK;
 
 #endif

@@ -1,8 +1,9 @@
 /* engine.c - see engine.h.
  *
- * The cache has all tokens of a prompt but the last; the pass of a sample's first token adds that one. So samples that
- * share the prompt's cache, and samples that do not, make the same passes. A request of several samples has a sequence
- * for its prompt, from which samples are forked as they begin; the last one takes it over. */
+ * A prompt's passes put all its tokens but the last into the cache; the pass that decodes a sample's first token adds
+ * the last. So samples that share the prompt's cache and samples that do not need the same passes. A request of several
+ * samples has a sequence for its prompt, from which samples are forked as they begin. The last sample takes over this
+ * sequence. */
 #include "train/generate/engine.h"
 
 #include <math.h>
@@ -14,15 +15,15 @@
 #include "train/generate/answer.h"
 
 enum {
-    PASS_TOK = 8192, /* tokens of a pass; longer prompts have later ones, of CHUNK_TOK tokens each */
+    PASS_TOK = 8192, /* tokens of a pass; longer prompts need further chunks of CHUNK_TOK tokens each */
     CHUNK_TOK = 128,
     PREFILL_WAIT = 8,
-    SPARE_SEQS = 8,   /* one of so many sequences is for groups without one */
+    SPARE_SEQS = 8,   /* 1 of this number of sequences is reserved for groups that have none */
     MOST_PASSED = 64, /* requests that begin before an earlier one, which lacks room */
     MOST_BLOCKED = 8, /* requests without room after which a step looks for no other */
 };
 
-/* A request. Its prompt is in the cache when shared is -1 or has n_ids - 1 tokens. */
+/* A request. Its prompt is in the cache if shared is -1, or if that sequence has n_ids - 1 tokens. */
 struct request {
     struct answer_rules rules;
     int64_t number, n_begun, n_ended; /* samples */
@@ -55,13 +56,13 @@ struct engine {
     struct request *first, *last;
     int64_t n_request;       /* ever */
     struct live *live;       /* [n_seq] */
-    int64_t n_live, n_taken; /* n_taken: sequences of the cache in use, those of prompts too */
+    int64_t n_live, n_taken; /* n_taken: sequences of the cache in use, also by prompts */
     int adapter, n_adapter;  /* adapter: of the last pass */
     struct adapters none;
     struct loaded *loaded; /* [n_adapter - ENGINE_LOADED] */
     struct lora_beside beside;
     bool beside_fits;
-    int turn[LORA_SET + 1], n_turn; /* adapters of the pass, the base model last; n_turn 1: no others beside it */
+    int turn[LORA_SET + 1], n_turn; /* adapters of the pass, the base model last; n_turn 1: a pass of one adapter */
     int32_t turn_cu[LORA_SET + 2];
     int64_t n_wait; /* passes since a prompt could have begun */
     struct engine_stats stats;
@@ -74,12 +75,12 @@ struct engine {
         float *to;
     } * labels; /* of prompts whose log-probabilities are asked for */
     int64_t n_label, cap_label;
-    struct request **prompt; /* [n_seq] the request whose prompt a sequence of the pass belongs to; NULL: the sequence
-                                is a sample's */
-    int64_t n_routing;       /* experts of a token in all layers that choose */
-    uint16_t *routing;       /* [n_tok, n_routing] of the pass; NULL: opened without */
-    bool records;            /* a request of the pass asks for them */
-    struct live **drawn;     /* [n_seq] the samples of the rows */
+    struct request *
+        *prompt;       /* [n_seq] for each sequence of the pass: the request whose prompt it is; NULL: it is a sample */
+    int64_t n_routing; /* experts of a token in all layers that choose */
+    uint16_t *routing; /* [n_tok, n_routing] of the pass; NULL: opened without */
+    bool records;      /* a request of the pass asks for them */
+    struct live **drawn; /* [n_seq] the samples of the rows */
     struct sample_row *rows;
     struct sample_edit *edits;
     int64_t n_edit, cap_edit;
@@ -209,7 +210,7 @@ static bool joins(const struct engine *e, int adapter)
            lora_rows_takes(adapters_of(e, adapter), r->arch.n_layer);
 }
 
-/* Work memory of the activations of a pass with these adapters. */
+/* Bytes in the work arena of the activations of a pass with these adapters. */
 static int64_t acts_bytes(struct engine *e, const struct adapters *ad)
 {
     struct device dry;
@@ -278,7 +279,7 @@ int engine_drop_adapter(struct engine *e, int adapter, struct err *err)
 /* ---- requests ---- */
 
 static const struct sample_params *params_of(const struct request *q) { return &q->rules.q.params; }
-/* Tokens of a sample, at most; the last one that is drawn need not be in the cache. */
+/* Most tokens of a sample, with its prompt, in the cache; the last drawn token is not in the cache. */
 static int64_t len_of(const struct request *q) { return q->rules.q.n_ids + MT_MAX(params_of(q)->max_tokens - 1, 0); }
 static int64_t prefill_of(const struct request *q) { return q->rules.q.n_ids - 1; }
 
@@ -387,7 +388,7 @@ static void end_cancelled(struct engine *e, struct request *q)
     q->shared = -1;
 }
 
-/* Ends what was cancelled; forgets requests whose samples have all ended. */
+/* Ends the samples of cancelled requests; removes requests whose samples have all ended. */
 static void clean(struct engine *e)
 {
     struct request **at = &e->first, *before = NULL;
@@ -408,7 +409,7 @@ static void clean(struct engine *e)
 
 /* ---- samples begin ---- */
 
-/* The prompt gets a sequence, with room for a sample beside it if there are several. */
+/* Gives the prompt a sequence. If the request has several samples, there must also be room for a first sample. */
 static bool begin_request(struct engine *e, struct request *q)
 {
     const bool alone = q->rules.q.n == 1 || e->opt.n_seq == 1;
@@ -460,16 +461,17 @@ static bool begin_sample(struct engine *e, struct request *q)
 
 static int64_t sequences_of(const struct request *q) { return q->rules.q.group ? q->rules.q.group->n_seq : 0; }
 
-/* Whether the request must wait because its group has sequences already: the last 1 / SPARE_SEQS of all sequences are
- * for other groups. A further sample waits only while some sample runs, so that it does not wait for ever. */
+/* Whether the request must wait because its group already has sequences: the last 1 / SPARE_SEQS of all sequences are
+ * for other groups. A further sample of a request that has begun waits only while some sample runs, so that it cannot
+ * wait for ever. */
 static bool leaves_rest(const struct engine *e, const struct request *q)
 {
     const bool rest = e->n_taken >= e->opt.n_seq - e->opt.n_seq / SPARE_SEQS;
     return q->rules.q.group && rest && (q->shared < 0 ? sequences_of(q) > 0 : q->n_begun > 0 && e->n_live > 0);
 }
 
-/* Of the requests whose next sample, or with `prompts` whose prompt, can begin: the first one of the group with the
- * fewest sequences. */
+/* Among the requests whose next sample can begin (prompts: or whose prompt can begin), the first request of the group
+ * with the fewest sequences. */
 static struct request *next_to_begin(const struct engine *e, bool prompts)
 {
     struct request *best = NULL;
@@ -480,7 +482,8 @@ static struct request *next_to_begin(const struct engine *e, bool prompts)
     return best;
 }
 
-/* A request without room for its prompt lets those of others begin before it, MOST_PASSED at most. */
+/* Begins prompts and samples. While there is no room for a request's prompt, at most MOST_PASSED later prompts begin
+ * before it. */
 static void begin(struct engine *e)
 {
     int n_blocked = 0;
@@ -504,7 +507,7 @@ static int32_t token_at(const struct request *q, const struct answer *a, int64_t
     return at < q->rules.q.n_ids ? q->rules.q.ids[at] : a->ids[at - q->rules.q.n_ids];
 }
 
-/* The tokens from position `first` up to `end` of a sequence. a NULL: of a prompt. */
+/* Adds the tokens of a sequence from position `first` up to `end` to the pass. a NULL: the sequence is a prompt. */
 static void push_tokens(struct engine *e, struct request *q, const struct answer *a, int seq, int64_t first,
                         int64_t end)
 {
@@ -518,7 +521,7 @@ static void push_tokens(struct engine *e, struct request *q, const struct answer
     e->cu[e->n_seq] = (int32_t)e->n_tok;
 }
 
-/* Asks for the log-probabilities of the prompt's tokens after rows of positions first .. end-1. */
+/* Adds labels, so that the pass computes the log-probabilities of the prompt's tokens first+1 .. end. */
 static void push_labels(struct engine *e, struct request *q, int64_t first, int64_t end)
 {
     if (!q->rules.prompt_logprob) return;
@@ -528,7 +531,7 @@ static void push_labels(struct engine *e, struct request *q, int64_t first, int6
             .row = (int32_t)(e->n_tok - (end - p)), .id = q->rules.q.ids[p + 1], .to = &q->rules.prompt_logprob[p + 1]};
 }
 
-/* Prompts: their beginnings, or with `later` the next chunk of those that have begun. */
+/* Adds prompts to the pass: their first tokens, or with `later` the next chunk of prompts that have begun. */
 static void push_prompts(struct engine *e, int adapter, bool later)
 {
     const int64_t most = later ? e->opt.chunk : e->opt.n_tok;
@@ -561,8 +564,8 @@ static void clear_pass(struct engine *e)
     e->records = false;
 }
 
-/* Prompts begin together: a pass of few tokens costs nearly as much as one of many. They wait while more than half of
- * the sequences decode, for PREFILL_WAIT passes at most, or until they fill half a pass. */
+/* Prompts should begin together, because a pass of few tokens costs nearly as much as a pass of many. They wait while
+ * more than half of the sequences decode, but at most PREFILL_WAIT passes, or until they fill half a pass. */
 static bool prompts_wait(struct engine *e, int adapter)
 {
     int64_t n_tok = 0;
@@ -584,8 +587,8 @@ static bool decodes(const struct engine *e, int adapter)
     return false;
 }
 
-/* Chooses the adapters of the pass: `adapter`, and others whose sequences decode in the same pass. Their order is the
- * same in each pass if all have room: then the set is not made again, and a recorded pass is replayed. */
+/* Chooses the adapters of the pass: `adapter`, and others whose sequences decode in the same pass. If all have room,
+ * their order is the same in each pass; the set of adapters is then reused, and a recorded pass can be replayed. */
 static void choose_beside(struct engine *e, int adapter)
 {
     const struct adapters *of[LORA_SET];
@@ -629,8 +632,8 @@ static void push_decoding(struct engine *e, int adapter)
     e->turn_cu[e->n_turn] = (int32_t)e->n_tok;
 }
 
-/* Fills the pass with the work of an adapter, if it has some, and with decoding sequences of other adapters. *decode:
- * some sequences have tokens in the cache. */
+/* Fills the pass with the work of an adapter, if it has work, and with decoding sequences of other adapters. *decode:
+ * the pass needs the cache, since some of its sequences have tokens there. */
 static bool fill_pass(struct engine *e, int adapter, bool *decode)
 {
     *decode = false;
@@ -648,7 +651,8 @@ static bool fill_pass(struct engine *e, int adapter, bool *decode)
     return e->n_tok > 0;
 }
 
-/* The first rank chooses: with expert parallelism the others' logits may differ by rounding. */
+/* All ranks take the tokens of the first rank: with expert parallelism the logits of other ranks may differ by
+ * rounding. */
 static void agree(struct comm *ranks, int32_t *token, int64_t n)
 {
     if (ranks->world == 1 || !n) return;
@@ -713,7 +717,7 @@ static void score_prompts(struct engine *e)
     mem_free(nll);
 }
 
-/* The experts of the pass; those of prompts go to their requests. */
+/* Reads the experts of the pass; stores those of prompts in their requests. */
 static void read_routing(struct engine *e)
 {
     choices_read(&e->run->model.choices, &e->run->dev, e->routing);

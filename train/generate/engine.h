@@ -1,64 +1,67 @@
 /* engine.h - texts for many requests at once, from an open model.
  *
  * A request is a prompt and n samples of it, which share the cache of the prompt. engine_step makes one forward pass:
- * the beginnings of prompts, or the next token of every sequence together with the next chunk of long prompts. Samples
- * begin as soon as there is room for all the tokens that they may have (max_tokens), and end at any step. Requests
- * begin in their order, except that of waiting groups the one with the fewest sequences begins first, and that a
- * request without room lets some later ones begin. So a sample that has begun always finishes; none is computed twice.
+ * over the first tokens of prompts, or over the next token of every sequence and the next chunk of long prompts. A
+ * sample begins when there is room for all tokens that it may have (max_tokens). So a sample that has begun always
+ * finishes, and no token is computed twice. Requests begin in their order, with two exceptions: the waiting group with
+ * the fewest sequences is first, and some later requests begin before one that has no room.
  *
- * Sequences with different adapters, and those with the base model, decode in one pass: up to LORA_SET adapters. Those
- * with DoRA, and all with expert parallelism or fake quantisation, take turns, pass by pass. Prompts begin in passes of
- * one adapter.
+ * Sequences with different adapters, and those with the base model, decode in one pass: up to LORA_SET adapters.
+ * Adapters with DoRA, and all adapters with expert parallelism or fake quantisation, take turns, pass by pass. Prompts
+ * begin in passes of one adapter.
  *
  * A sample depends on the model, its request and its number alone, not on other requests: its random numbers are a
  * function of seed, position and number (struct sample_row), and on the CPU the bits of its logits do not depend on
- * other rows of a pass. On a GPU they may: products choose kernels by the number of rows.
+ * other rows of a pass. On a GPU the logits may depend on them, because products choose kernels by the number of rows.
  *
  * One thread calls all functions; callbacks run inside engine_step and may call engine_add and engine_cancel.
  *
- * With several ranks, all ranks call the functions in one order, and get equal tokens. Opened `apart`, this holds for
- * the ranks of an expert-parallel group; without expert parallelism each rank is a group. */
+ * With several ranks, all ranks call the functions in the same order, and get equal tokens. If the engine was opened
+ * with `apart`, only the ranks of an expert-parallel group must do so; without expert parallelism each rank is a
+ * group. */
 #ifndef MT_ENGINE_H
 #define MT_ENGINE_H
 
 #include "train/generate/sample.h"
 #include "train/run/run.h"
 
-/* What an engine has room for; run_open_model has planned its memory (struct plan_generation). */
+/* Sizes of an engine; run_open_model has planned memory for them (struct plan_generation). */
 struct engine_options {
     int64_t n_seq;     /* sequences at once */
     int64_t max_len;   /* tokens of the longest sequence, prompt and answer */
-    int64_t n_tok;     /* most tokens of a pass, and of a prompt in its first pass; at least n_seq */
+    int64_t n_tok;     /* most tokens of a pass, thus also of a prompt's first chunk; at least n_seq */
     int64_t chunk;     /* tokens of a longer prompt in each later pass */
     int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
     bool routing;      /* requests may ask for the experts of their tokens */
     bool apart;        /* groups of expert-parallel ranks have requests of their own */
 };
 
-/* Sizes for n_seq sequences whose prompts have at most `longest` tokens, and prompt_tok together; for run.generation.
+/* Sizes, for run.generation: n_seq sequences whose prompts have at most `longest` tokens each, and prompt_tok tokens
+ * together.
  */
 struct plan_generation engine_sizes(int64_t n_seq, int64_t longest, int64_t prompt_tok);
 
 struct engine;
 /* Takes its cache from the work arena of r->dev until engine_close. */
 struct engine *engine_open(struct run *r, const struct engine_options *opt, struct err *err);
-/* With the sizes of run.generation and data.seq_len, after run_open_model. On a GPU the log says that sequences at once
- * may change each other's rounding. */
+/* As engine_open, with the sizes of run.generation and data.seq_len; call it after run_open_model. On a GPU the log
+ * says that sequences in a pass may change each other's rounding. */
 struct engine *engine_open_planned(struct run *r, struct err *err);
-/* Between the steps of a training run, which samples with the adapters as they are now: engine_open_planned with
- * `apart`, and without the note in the log. No pass of training may run before engine_close. */
+/* For sampling between the steps of a training run, with the current adapters: engine_open_planned with `apart`, and
+ * without the line in the log. No pass of training may run before engine_close. */
 struct engine *engine_open_training(struct run *r, struct err *err);
 void engine_close(struct engine *e); /* requests that remain end without a callback; NULL is fine */
 
-/* Another adapter for requests, in memory outside the arenas; its number, or -1. Passes with it must not need more of
- * the work arena than those with the adapter that the model was opened with. */
+/* Loads another adapter for requests, into memory outside the arenas. Returns its number, or -1. Its passes must not
+ * need more of the work arena than those of the adapter that the model was opened with. */
 int engine_load_adapter(struct engine *e, const char *dir, struct err *err);
 /* -1: requests still use the adapter. */
 int engine_drop_adapter(struct engine *e, int adapter, struct err *err) MT_CHECK;
 
-/* The number of the request, or -1: it is not valid, or longer than max_len. It waits until there is room. */
+/* Adds a request, which waits until there is room. Returns its number, or -1: the request is not valid, or longer than
+ * max_len. */
 int64_t engine_add(struct engine *e, const struct sample_request *q, struct err *err);
-/* Its samples end in the next engine_step, with callbacks; a number that is not there does nothing. */
+/* Cancels a request: its samples end in the next engine_step, with callbacks. An unknown number has no effect. */
 void engine_cancel(struct engine *e, int64_t request);
 /* Makes one pass. False: no requests remain, and no pass was made. */
 bool engine_step(struct engine *e);

@@ -31,7 +31,8 @@ static char *text_of(struct json value)
     return text;
 }
 
-/* The last message of the user, or the prompt; and the answer that the row has after it, or NULL. */
+/* Finds the text of the row, which is its prompt or its last user message, and the answer that the row has after it, or
+ * NULL. */
 static void find_texts(struct json row, char **prompt, char **expected)
 {
     const struct json given = json_find(row, "prompt");

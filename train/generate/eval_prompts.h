@@ -9,7 +9,7 @@ enum { SAMPLES_MAX = 64 };
 struct eval_prompts {
     struct run *run;
     struct prompt *of; /* [n] */
-    char **prompts;    /* [n] text to show: the prompt, or the last message of the user */
+    char **prompts;    /* [n] text to print: the prompt, or the last user message */
     char **expected;   /* [n] the answer in the row; NULL: none */
     int64_t n;
 
@@ -20,7 +20,7 @@ struct eval_prompts {
 };
 
 /* Reads cfg->eval.prompts, JSONL of {"prompt", "completion"?} or {"messages"} rows; an empty name: no prompts. Call
- * after run_open_data. It is an error when a prompt and eval.prompt_tokens exceed data.seq_len. */
+ * after run_open_data. Error: a prompt and eval.prompt_tokens together exceed data.seq_len. */
 int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err) MT_CHECK;
 /* Generates greedy answers; all ranks call it. The first rank writes them to m (NULL on others). Logits that are not
  * finite give a warning. False: stop() was true on any rank, and the remaining prompts are skipped. */

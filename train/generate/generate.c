@@ -1,4 +1,4 @@
-/* generate.c - the command: one prompt, one text on standard output. */
+/* generate.c - `generate` without --input: prints one text for one prompt. */
 #include "train/generate/generate.h"
 
 #include <string.h>
@@ -135,7 +135,7 @@ static int check_length(struct generate *g, struct err *err)
     return 0;
 }
 
-/* The memory of a forward pass over all tokens is over the budget. */
+/* Error: the memory of a forward pass over all tokens exceeds the budget. */
 static int too_long(struct generate *g, const char *adapter, struct err *err)
 {
     struct run *r = &g->run;

@@ -21,7 +21,7 @@ enum {
     AHEAD = 2, /* rows in the engine for each of its sequences */
 };
 
-/* A row in the engine; its lines are written when all are there, and those of the rows before. */
+/* A row in the engine. Its lines are written when all its samples are complete and the rows before it are written. */
 struct row_state {
     struct generate_rows *all;
     char *id;
@@ -55,7 +55,7 @@ struct generate_rows {
 
 /* ---- reading ---- */
 
-/* Warns of what is no error but may be a mistake: each kind once, at its first row. */
+/* Warns of rows that are valid but may be a mistake; each kind of warning once, at its first row. */
 static void tell_once(struct generate_rows *g, const struct row_request *r, const char *name)
 {
     if (r->unused && !g->told_unused)
@@ -73,7 +73,7 @@ static void tell_once(struct generate_rows *g, const struct row_request *r, cons
     g->told_equal |= equal;
 }
 
-/* The next line that is not empty; name: file and line. 1: there is one, 0: none, -1: error. */
+/* Reads the next line that is not empty; name: file and line. 1: a line was read; 0: end of the file; -1: error. */
 static int next_line(struct generate_rows *g, char **line, int64_t *size, char name[MT_PATH + 32], struct err *err)
 {
     int rc;
@@ -174,7 +174,7 @@ static int foreign(const char *name, const char *what, struct err *err)
     return err_set(err, "%s: %s: this is not the output of an interrupted generate; name another --output", name, what);
 }
 
-/* The output is another file than the input, and no other process writes it. */
+/* Error: the output is the input, or another process writes it. */
 static int check_own(const struct generate_rows *g, struct err *err)
 {
     struct stat in, out;
@@ -186,8 +186,8 @@ static int check_own(const struct generate_rows *g, struct err *err)
     return 0;
 }
 
-/* Checks a line of the output whose line feed is the byte before `end`, or which is the file's last one and has no line
- * feed. It must begin as an answer does, and other line ends are an error.
+/* Checks a line of the output that ends at `end`, with a line feed or at the end of the file. Error: it does not begin
+ * as an answer does, or it has another line end.
  */
 static int check_end(const struct generate_rows *g, const char *name, const char *line, int64_t size, int64_t end,
                      struct err *err)
@@ -209,7 +209,7 @@ static int check_magic(const struct generate_rows *g, struct err *err)
     return 0;
 }
 
-/* Compares the lines of the output with the rows. *keep: bytes of its complete rows. */
+/* Compares the lines of the output with the rows. *keep: bytes of the complete rows in the output. */
 static int match_output(struct generate_rows *g, struct line_reader *out, int64_t *keep, struct err *err)
 {
     struct row_request r = {.id = NULL};
@@ -242,7 +242,7 @@ static int match_output(struct generate_rows *g, struct line_reader *out, int64_
     return more < 0 ? -1 : rc;
 }
 
-/* Compares an output that exists with its record and the rows. */
+/* Compares an existing output with its record and with the rows. */
 static int check_output(struct generate_rows *g, int64_t *keep, struct err *err)
 {
     const bool known = g->record.saved && (file_size(g->o->output) || g->later.n);
@@ -301,7 +301,7 @@ static void free_row(struct row_state *row)
     mem_free(row);
 }
 
-/* The samples of a row that an earlier run completed, without the engine. */
+/* Takes the samples of a row that an earlier run completed; the engine does not generate them again. */
 static int restore(struct generate_rows *g, struct row_state *row, const struct row_request *r, struct json samples,
                    struct err *err)
 {
@@ -346,7 +346,7 @@ static int add_row(struct generate_rows *g, struct row_request *r, const char *n
     return engine_add(g->engine, &r->q, err) < 0 ? err_prefix(err, "%s", name) : 0;
 }
 
-/* Keeps the engine supplied. *more: the input has further rows. */
+/* Adds rows to the engine while it has room. *more: the input has further rows. */
 static int add_rows(struct generate_rows *g, bool *more, struct err *err)
 {
     char name[MT_PATH + 32];

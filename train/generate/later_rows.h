@@ -1,5 +1,5 @@
 /* later_rows.h - FILE.later.jsonl beside FILE of `generate --output`: rows that were complete when a signal ended the
- * run, behind one that was not. FILE has its rows in their order, so they wait here for the next run.
+ * run, although an earlier row was not. FILE has its rows in order, so this file keeps them for the next run.
  *
  * A line: {"row": number from 0, "samples": [lines of FILE]}, rows ascending. */
 #ifndef MT_LATER_ROWS_H
@@ -19,13 +19,15 @@ struct later_rows {
 };
 
 int later_rows_open(struct later_rows *l, const char *output, struct err *err) MT_CHECK; /* reads it, if it is there */
-/* The samples of a row, [] of texts; numbers must ascend from call to call. An absent value: it has none. */
+/* The samples of a row, an array of texts; absent: the file does not have the row. The row numbers must ascend from
+ * call to call. */
 struct json later_rows_take(struct later_rows *l, int64_t row);
 void later_rows_close(struct later_rows *l);
 
 /* A line of the next file. */
 void later_rows_put(struct text_buf *out, int64_t row, const struct text_buf *samples, int64_t n);
-/* The next file: these lines, then the rows that were not taken. Without any the file is deleted. *n: rows in it. */
+/* Writes the next file: these lines, then the rows that were not taken. If there are none, deletes the file. *n: rows
+ * in the file. */
 int later_rows_write(const struct later_rows *l, struct text_buf *lines, int64_t n_line, int64_t *n,
                      struct err *err) MT_CHECK;
 

@@ -1,9 +1,9 @@
-/* output_record.h - FILE.run.json beside FILE of `generate --output`: what its answers were made with. A run that would
- * mix other answers into FILE is refused.
+/* output_record.h - FILE.run.json beside FILE of `generate --output`: with which model, adapter, options and rows its
+ * answers were made. So a run that would append different answers to FILE is refused.
  *
- * {"moetrain": version, "model", "adapter", "input": paths, "rows": rows of the input, "rows_sha256": of its lines,
- * "prompts_sha256": of their tokens and end tokens, "settings": {name: text}}. The paths are for the reader: hashes in
- * the settings tell whether model and adapter are the same. */
+ * {"moetrain": version, "model", "adapter", "input": paths, "rows": rows of the input, "rows_sha256": hash of their
+ * lines, "prompts_sha256": hash of their tokens and end tokens, "settings": {name: text}}. The paths are only for
+ * information: hashes in the settings show whether model and adapter are the same. */
 #ifndef MT_OUTPUT_RECORD_H
 #define MT_OUTPUT_RECORD_H
 
@@ -22,14 +22,15 @@ struct output_record {
     const char *model, *adapter; /* paths of this run */
 };
 
-/* Reads the file of `output`, if it is there. Error: it is no such record. */
+/* Reads the record of `output`, if the file exists. Error: the file is not a record. */
 int output_record_open(struct output_record *r, const char *output, struct err *err) MT_CHECK;
-/* Adds the next row: its line in the input, and the request that it became. */
+/* Adds the next row to the record: its line in the input, and its request. */
 void output_record_add(struct output_record *r, const char *line, int64_t size, const struct sample_request *q);
-/* Takes the settings of this run, whose headers are open; adapter: its directory, or NULL. */
+/* Records the settings of this run, whose headers are open. adapter: the adapter's directory, or NULL. */
 int output_record_set(struct output_record *r, struct run *run, const struct generate_options *o, const char *adapter,
                       struct err *err) MT_CHECK;
-/* Error: the saved record has other settings, or its rows are not the first ones of this run. Further rows are fine. */
+/* Error: the saved record has other settings, or its rows are not the first rows of this run. This run may have more
+ * rows. */
 int output_record_check_settings(const struct output_record *r, const char *output, struct err *err) MT_CHECK;
 int output_record_check_rows(const struct output_record *r, const struct generate_options *o, struct err *err) MT_CHECK;
 /* Call once, after all rows. */

@@ -6,7 +6,8 @@
 
 #include "kernels/base.h"
 
-/* Writes size bytes of a text that a NUL ends; characters that would steer a terminal become U+FFFD. */
+/* Writes size bytes of a text that ends with a NUL. Control characters, which a terminal would interpret, become
+ * U+FFFD. */
 void printable_put(FILE *out, const char *text, int64_t size);
 
 #endif

@@ -17,17 +17,17 @@ struct row_of {
     bool filtered; /* row_answer_is_filtered */
     const struct tokenizer *tok;
     const struct arch *arch;
-    const uint8_t *mask; /* [s->n] of ROLLOUTS, 0: an environment wrote the token; NULL: none */
+    const uint8_t *mask; /* [s->n] only of ROLLOUTS; 0: an environment wrote the token; NULL: the line has no mask */
 };
 #define ROW_ANSWER_START "{\"id\": " /* of every line */
 /* ANSWERS: {id, sample, prompt_ids, ids, logprobs, text, stop}, ids with the end token; stop: the end token or stop
  * string, null after max_tokens. ROLLOUTS: {id, prompt_ids, completion_ids, reward: null, group, logprobs,
- * finish_reason, text, mask?}. Both, where asked for: sampling_logprobs (with filters or penalties), top_logprobs
- * ([[[id, logprob], ...], ...]), prompt_logprobs (null for the first token), routing {dtype: "uint16", shape: [tokens
- * of prompt and answer but the last, layers, J], layers: their numbers, data: base64 of the array in little-endian
- * order}, experts of a token and layer ascending. Ends with a line feed. */
+ * finish_reason, text, mask?}. Both, if the request asks for them: sampling_logprobs (with filters or penalties),
+ * top_logprobs ([[[id, logprob], ...], ...]), prompt_logprobs (null for the first token), routing {dtype: "uint16",
+ * shape: [tokens of prompt and answer but the last, layers, J], layers: their numbers, data: base64 of the array in
+ * little-endian order}; the experts of a token and layer are ascending. Ends with a line feed. */
 void row_answer_put(struct text_buf *out, enum row_format format, const struct row_of *row, const struct sample *s);
-/* Whether filters or penalties are on: tokens were then sampled from other probabilities than `logprobs`. */
+/* Whether filters or penalties are on. Tokens are then sampled from probabilities other than `logprobs`. */
 bool row_answer_is_filtered(const struct sample_request *q);
 
 #endif

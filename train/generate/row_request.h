@@ -5,7 +5,7 @@
 #include "train/run/prompt.h"
 #include "train/generate/sample.h"
 
-/* Values for keys that a row does not set, from the options of the command. The seed of a row without one is a hash of
+/* Values for keys that a row does not set, from the options of the command. A row without a seed gets the hash of
  * `seed` and the row's number. */
 struct row_defaults {
     struct sample_params params;
@@ -16,13 +16,13 @@ int64_t row_request_seed(const struct row_defaults *d, int64_t number); /* seed 
 
 struct row_request {
     struct prompt prompt;
-    char *id;                  /* JSON of the row's id; without one the number of the row, from 0 */
-    char **stops;              /* [q.n_stops] */
-    int32_t *ends;             /* [q.n_end_ids] */
-    struct sample_bias *bias;  /* [q.n_bias] */
-    const char *unused, *role; /* a key that no row needs; a role that few templates know. Valid as long as the row;
-                                  NULL: none */
-    struct sample_request q;   /* its pointers are to the members above */
+    char *id;                 /* JSON of the row's id; without one the number of the row, from 0 */
+    char **stops;             /* [q.n_stops] */
+    int32_t *ends;            /* [q.n_end_ids] */
+    struct sample_bias *bias; /* [q.n_bias] */
+    const char *unused,
+        *role; /* for warnings: an unknown key; a role that few templates know. They point into the row; NULL: none */
+    struct sample_request q; /* its pointers are to the members above */
 };
 
 /* Reads {prompt | prompt_ids | messages, tools}, id, n, seed, max_tokens, min_tokens, temperature, top_k, top_p, min_p,

@@ -13,21 +13,21 @@ struct sample_params {
     double repetition;   /* of tokens in prompt and output; 1: off */
     double frequency;    /* per occurrence in the output; 0: off */
     double presence;     /* of tokens in the output; 0: off */
-    int64_t max_tokens;  /* of a sample, its end token included; 0 with prompt_logprobs alone */
+    int64_t max_tokens;  /* most tokens of a sample, with its end token; may be 0 with prompt_logprobs */
     int64_t min_tokens;  /* no end token before */
     uint64_t seed;
     int64_t top_logprobs; /* likeliest tokens to report for each token, at most SAMPLE_TOP */
-    bool raw_logprobs;    /* log-probabilities at temperature 1; otherwise at `temperature`, at 1 where that is 0 */
+    bool raw_logprobs;    /* true: log-probabilities at temperature 1; false: at `temperature`, or at 1 if that is 0 */
     bool prompt_logprobs; /* also those of the prompt's tokens, at temperature 1 */
-    bool routing;         /* also the experts of every token, as the routers chose them; the engine has room for it */
-    bool ignore_end;      /* end tokens are ordinary tokens */
-    bool keep_stop;       /* the text keeps the stop string that ends it */
+    bool routing; /* also return the experts that the routers chose for every token; the engine must have room for them
+                   */
+    bool ignore_end; /* end tokens are ordinary tokens */
+    bool keep_stop;  /* the text keeps the stop string that ends it */
 };
 struct sample_params sample_params_default(void);
-/* Replaces the values that are real numbers and that row has: temperature, top_p, min_p and the penalties. Error: *key
- * is not a number. */
+/* Reads temperature, top_p, min_p and the penalties, if the row has them. Error: the value of *key is not a number. */
 int sample_params_read(struct sample_params *p, struct json row, const char **key, struct err *err) MT_CHECK;
-/* Error: a value is out of its range; it is named as in rows of `generate --input`. */
+/* Error: a value is out of its range. The error names it as rows of `generate --input` do. */
 int sample_params_check(const struct sample_params *p, struct err *err) MT_CHECK;
 
 enum sample_end {
@@ -52,10 +52,10 @@ struct sample {
     const float *kept_share;   /* [n] probability of the kept tokens before filters */
     const int32_t *top_id;     /* [n, top_logprobs] */
     const float *top_logprob;
-    /* [n_prompt-1, layers, J], [n, layers, J] (model/layers/choices.h): experts of the prompt's tokens before its last,
-     * and of the token before each of ids; NULL: not asked for */
+    /* [n_prompt-1, layers, J], [n, layers, J] (model/layers/choices.h): experts of the prompt's tokens except the last,
+     * and of the token before each of `ids`; NULL: not asked for */
     const uint16_t *prompt_routing, *routing;
-    const char *text; /* whole characters, which no later token changes; without end token */
+    const char *text; /* complete characters, which no later token changes; without the end token */
     int64_t text_size;
     enum sample_end end;
     const char *stop_string; /* that ended it; NULL: another reason */
@@ -68,14 +68,14 @@ struct sample_bias {
 };
 enum { SAMPLE_EDITS = 1024 }; /* end tokens and biases of a request, at most */
 
-/* Requests of one user, who gets no more sequences than others while these wait. */
+/* Requests of one user. While other users wait, a user does not get more sequences than they have. */
 struct sample_group {
     int64_t n_seq; /* the engine's: sequences now */
 };
 struct sample_request {
     const int32_t *ids; /* [n_ids] prompt, at least one token; copied */
     int64_t n_ids, n;   /* n: samples, at least 1 */
-    int64_t first;      /* number of the first one; a sample depends on its number, not on the others */
+    int64_t first;      /* number of the first sample; a sample depends on its number, not on other samples */
     struct sample_params params;
     const int32_t *end_ids; /* [n_end_ids] tokens that end an answer; copied */
     int64_t n_end_ids;
@@ -83,7 +83,7 @@ struct sample_request {
     int64_t n_stops;
     const struct sample_bias *bias; /* [n_bias] each id once; copied */
     int64_t n_bias;
-    int adapter; /* ENGINE_OWN: that of run_open_model; ENGINE_BASE: none; or a number of engine_load_adapter */
+    int adapter; /* ENGINE_OWN: the adapter of run_open_model; ENGINE_BASE: none; or a number of engine_load_adapter */
     struct sample_group *group; /* until the request has ended; NULL: none */
     void *user;
     void (*token)(void *user, const struct sample *s); /* after each token; NULL: none */
