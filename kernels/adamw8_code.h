@@ -5,7 +5,7 @@
 
 #include "kernels/format/minifloat.h"
 
-/* The index of the value of map [256], ascending, that is nearest to x; the lower one between two. */
+/* The index of the entry of map [256] (ascending) that is nearest to x; of two equally near ones, the lower. */
 MT_BOTH int adamw8_nearest(const float *map, float x)
 {
     int at = 0;
@@ -25,8 +25,8 @@ MT_BOTH float adamw8_scale_of(const float *map, float least, float most)
     return least < 0 && -least >= most ? adamw8_scale(least / map[0]) : most;
 }
 
-/* The code of m or v: a negative m keeps its sign where 0 is nearest, as in bitsandbytes. scale: of the block; 0 where
- * all are 0. */
+/* The code of m or v. Where 0 is nearest to a negative m, it is the largest negative entry, as in bitsandbytes. scale:
+ * of the block; 0 if all its values are 0. */
 MT_BOTH int adamw8_code(const float *map, float x, float scale)
 {
     const int code = adamw8_nearest(map, scale > 0 ? x / scale : 0);

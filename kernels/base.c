@@ -22,9 +22,10 @@ uint32_t str_codepoint(const char *s, int n)
     return code;
 }
 
-/* Control characters; then those of Unicode that reorder, break or hide text: bidirectional controls, line and
- * paragraph separators, soft hyphens, fillers, invisible operators, music controls and tags; last, what UTF-8 may not
- * encode. Joiners (U+200C, U+200D) and variation selectors are parts of words and emoji. */
+/* Control characters; then Unicode characters that reorder, break or hide text: bidirectional controls, line and
+ * paragraph separators, soft hyphens, fillers, invisible operators, music controls and tags; last, surrogates and
+ * numbers above U+10FFFF, which UTF-8 may not encode. Joiners (U+200C, U+200D) and variation selectors are allowed:
+ * they are parts of words and emoji. */
 static bool is_unprintable(uint32_t code)
 {
     static const uint32_t ranges[][2] = {

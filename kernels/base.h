@@ -79,8 +79,8 @@ double f64_unsigned_nan(double v);
 bool i64_mul(int64_t a, int64_t b, int64_t *out);
 bool i64_add(int64_t a, int64_t b, int64_t *out);
 
-/* Bytes of the printable UTF-8 character at s, which a NUL ends; 0: a control character other than a tab, one that
- * reorders or hides text, or invalid UTF-8. Such bytes of a hostile file or server would steer a terminal. */
+/* Bytes of the printable UTF-8 character at s (a C string). 0: a control character other than a tab, one that reorders
+ * or hides text, or invalid UTF-8. A hostile file or server could control a terminal by such bytes. */
 int str_printable(const char *s);
 char *str_mask(char *text); /* one printable line, in place: a line feed becomes a blank, other such bytes "?" */
 uint32_t str_codepoint(const char *s, int n); /* of a valid character of n bytes */
@@ -99,13 +99,14 @@ char *str_seconds(char buf[32], double seconds);
 const char *str_plural(int64_t count); /* "" for 1, else "s" */
 
 /* Shared libraries, opened at first use, so that the program also runs without them. library_open: the first of
- * names[n] that opens, also from NVIDIA's packages in the Python environment of the executable, or NULL. library_find
- * sets all calls; its error names `what`, the library, and the first missing function. */
+ * names[n] that opens, or NULL; it also looks in NVIDIA's packages in the Python environment of the executable.
+ * library_find sets the pointers of all calls. Its error names the library (`what`) and the first missing function. */
 struct library_call {
     const char *name;
     void *at; /* address of a function pointer */
 };
-/* The path of a library of these packages, PREFIX/lib/python3.x/site-packages/nvidia/x/lib/name for PREFIX/bin/x. */
+/* The path of a library in NVIDIA's Python packages: PREFIX/lib/python3.x/site-packages/nvidia/x/lib/name for the
+ * executable PREFIX/bin/x. */
 bool library_beside(char path[MT_PATH], const char *executable, const char *name);
 void *library_open(const char *const *names, int64_t n);
 int library_find(void *library, const char *what, const struct library_call *calls, int64_t n, struct err *e) MT_CHECK;

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* dir: the directory of a group below root, which may be missing; version: 1 or 2. */
+/* dir: the directory of a group below root; it may not exist. version: 1 or 2. */
 typedef void cgroup_visit(void *user, const char *root, const char *dir, int version);
 void cgroup_each(const char *root, const char *controller, cgroup_visit *visit, void *user);
 

@@ -14,8 +14,8 @@ enum cuda_arch choice_arch(int capability)
 
 /* ---- products of routed experts */
 
-/* The first rule decides that has the architecture and the format, and whose `rows` is not below the rows per expert.
- * Without one, or if its kernel does not take the sizes: GROUPED_FIRST. */
+/* The first rule with this architecture and format whose `rows` is at least the rows per expert decides. GROUPED_FIRST
+ * if there is none, or if its kernel does not support the sizes. */
 static const struct rule {
     unsigned archs;
     enum weight_format format;
@@ -76,8 +76,8 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
     return choice_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
 }
 
-/* Up to so many rows cuda_few_rows is fastest: mean rows of an expert; the same if the alternative reads packed
- * experts, which is faster than decoding first; rows of one matrix. */
+/* The largest numbers of rows for which cuda_few_rows is fastest: mean rows per expert; mean rows per expert if the
+ * alternative is a kernel that reads packed experts; rows of one matrix. */
 enum { FEW_OF_EXPERT = 8 /* mean */, FEW_OF_PACKED = 4, FEW_OF_MATRIX = 16 };
 
 static int64_t few_most(const struct device *dev, const struct proj *proj, int64_t n_row)

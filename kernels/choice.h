@@ -12,7 +12,8 @@ extern "C" {
 
 #define ARCH_BIT(arch) (1u << (arch))
 
-/* The kernels for GPUs of a compute capability (90: 9.0), in a program that has them. */
+/* The architecture whose kernels fit a compute capability (90: 9.0). It does not check that the program contains
+ * them. */
 enum cuda_arch choice_arch(int capability);
 
 /* The number of multiprocessors (an H100's) for which sums are divided and kernels are chosen. It is a constant, so the
@@ -41,19 +42,20 @@ struct grouped_query {
     bool together; /* one launch has all experts, and its blocks may wait for each other */
 };
 enum grouped_way choice_grouped(const struct grouped_query *q);
-/* Whether a kernel that reads packed experts takes these: their format and sizes. */
+/* Whether the kernel of `way`, which reads packed experts, supports the format and sizes of w. */
 bool choice_grouped_fits(enum grouped_way way, const struct weight *w);
 
-/* The choice for n_row rows with these experts on a device with CUDA kernels. */
+/* The kernel for n_row rows of these experts on a device with CUDA kernels. */
 enum grouped_way choice_grouped_of(const struct device *dev, const struct proj *experts, int64_t n_row);
 /* Whether products read packed experts, without a decoded copy in memory. */
 static inline bool grouped_is_packed(enum grouped_way way) { return way >= GROUPED_PACKED_96 && way <= GROUPED_DECODE; }
 bool choice_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
-/* Whether these products are also faster than products with experts in bf16 (train.decoded_layers). */
+/* Whether products that read packed experts are also faster than products that read bf16 experts
+ * (train.decoded_layers). */
 bool choice_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
 /* Extra time of products that read packed experts, as a share of the floor of products in bf16, by rows per expert: 0
- * up to 192, 7 % at 512 (gpt-oss-20b on an H200, tests/notebook/decode.md). Balanced experts have 0 up to 256, but
- * routers are not balanced. */
+ * up to 192, 7 % at 512 (gpt-oss-20b on an H200, tests/notebook/decode.md). With balanced experts it is 0 up to 256
+ * rows, but routers are not balanced. */
 double choice_packed_share(double rows);
 /* Whether cuda_few_rows, which reads w once in its format, computes the forward product of n_row rows: in passes that
  * sample (dev->steady_rows), with few rows per expert, or few rows of one matrix. */
@@ -86,10 +88,10 @@ bool choice_delta_chunks(enum cuda_arch arch);
 
 /* A tile of the product of sm90/dense_wgmma.cu. */
 enum { DENSE_ROWS = 128, DENSE_COLS = 192 };
-/* Whether this product, with the adapter in its accumulators, is faster than cuBLASLt and a kernel that adds the
- * adapter. */
+/* Whether the product of sm90/dense_wgmma.cu, with the adapter in its accumulators, is faster than cuBLASLt and a
+ * kernel that adds the adapter. */
 bool choice_fused_dense(enum cuda_arch arch, int64_t n_row, int64_t n_out);
-/* Whether this product is faster than cuBLASLt for the gradient of the loss head's input. */
+/* Whether the product of sm90/dense_wgmma.cu is faster than cuBLASLt for the gradient of the loss head's input. */
 bool choice_fused_head(enum cuda_arch arch, int64_t n_row, int64_t n_out);
 /* Whether the loss head keeps exponentials in bf16 instead of logits in f32. */
 bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab, float cap);

@@ -78,14 +78,14 @@ struct device {
     bool dry_run;    /* made by device_dry_run */
     int n_threads;
     int64_t expert_group; /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
-    bool steady_rows;     /* of a pass that samples: on a CPU the bits of a product's row do not depend on the other
-                           * rows, on a GPU where choice_few_rows */
-    bool collectives;     /* with other ranks run beside kernels: blocks of a launch must not wait for each other */
-    int n_ticket;         /* tickets that device_tickets has given */
-    double flops;         /* FLOPs of all ops so far, counted by the wrappers */
-    double floor_ms;      /* cost_ms of all ops so far */
-    struct cost op;       /* of the op in the wrapper */
-    struct roofs roofs;   /* zero until prof_measure_roofs */
+    bool steady_rows;   /* in passes that sample: the bits of a product's row do not depend on the other rows; on a GPU
+                           only where choice_few_rows */
+    bool collectives;   /* collectives run beside kernels, so blocks of a launch must not wait for each other */
+    int n_ticket;       /* tickets that device_tickets has given */
+    double flops;       /* FLOPs of all ops so far, counted by the wrappers */
+    double floor_ms;    /* cost_ms of all ops so far */
+    struct cost op;     /* of the op in the wrapper */
+    struct roofs roofs; /* zero until prof_measure_roofs */
     struct recorder *recorder; /* records the calls of ops (prof.h); NULL: no profile */
     struct device_card card;   /* of device_open_card; zero: use the free memory */
     struct arena weights, state, work;

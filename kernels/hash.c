@@ -59,7 +59,7 @@ static void sha256_blocks(uint32_t state[8], const uint8_t *data, int64_t n)
 }
 
 #if defined(__x86_64__)
-/* The same by SHA-NI: two rounds an instruction, the state stored as (a b e f) and (c d g h). */
+/* SHA-256 of n blocks by SHA-NI: two rounds an instruction, the state stored as (a b e f) and (c d g h). */
 __attribute__((target("sha,sse4.1"))) static void sha256_blocks_ni(uint32_t state[8], const uint8_t *data, int64_t n)
 {
     const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);

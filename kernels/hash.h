@@ -1,5 +1,5 @@
-/* hash.h - SHA-256, HMAC with it, and the SHA-1 by which git names a file; and a fast sum over large data. Used by all
- * rooms: the hub lists a hash of each file, ranks prove by HMAC that they have the key of a run, and the sum shows
+/* hash.h - SHA-256, HMAC-SHA256, the SHA-1 by which git names a file, and a fast checksum of large data. Used by all
+ * rooms: the hub lists a hash of each file, ranks prove by HMAC that they have the key of a run, and the checksum shows
  * whether weights have changed. */
 #ifndef MT_HASH_H
 #define MT_HASH_H
@@ -29,13 +29,13 @@ void hash_mac_end(struct hash *h, const void *key, int64_t key_bytes, uint8_t ma
 /* Comparison in constant time. */
 bool hash_mac_equal(const uint8_t a[HASH_MAC], const uint8_t b[HASH_MAC]);
 
-/* A hash of bytes and their positions, against accidents, not against an adversary. The sums of the parts of some data,
- * each at its position, add up to the sum of the whole: any division, order and number of threads give the same. */
+/* A checksum of bytes and their positions, which detects accidents but not an adversary. The checksums of the parts of
+ * some data, each at its position, add up to that of the whole, for any division, order and number of threads. */
 __extension__ typedef unsigned __int128 hash_sum;
-/* The sum of the bytes at positions [at, at + bytes). */
+/* The checksum of the bytes at positions [at, at + bytes). */
 hash_sum hash_sum_of(int64_t at, const void *data, int64_t bytes, int n_threads);
 uint64_t hash_sum_fold(hash_sum sum); /* to 64 bits */
-/* Multiply sums of different data by such factors before adding them. They are odd, so no change is lost. */
+/* Multiply checksums of different data by such factors before adding them. They are odd, so no change is lost. */
 hash_sum hash_sum_factor(uint64_t key);
 
 #endif

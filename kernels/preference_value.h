@@ -6,7 +6,7 @@
  * IPO:   (d - 1 / (2 beta))^2, d = (p_c - r_c) / n_c - (p_j - r_j) / n_j
  * SimPO: L(beta (p_c / n_c - p_j / n_j) - gamma)
  * ORPO:  NLL + beta L(odds(p_c / n_c) - odds(p_j / n_j)), odds(m) = m - log(1 - e^m); NLL: mean over all labels of c
- * KTO:   weight sigmoid(-x), x = beta (p - r - z), of a bad answer the opposite sign */
+ * KTO:   weight sigmoid(-x), x = beta (p - r - z), for a bad answer x = -beta (p - r - z) */
 #ifndef MT_PREFERENCE_VALUE_H
 #define MT_PREFERENCE_VALUE_H
 

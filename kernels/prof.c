@@ -125,7 +125,8 @@ void prof_median(struct prof *p)
 enum { ROOF_BLOCK = 1 << 16, ROOF_ODD_BLOCK = (1 << 22) + 1, ROOF_TOGETHER = 32 };
 enum { ROOF_REPEATS = 15, ROOF_REPEATS_CPU = 6, ROOF_MS_CPU = 20 };
 
-/* A product of [n, n] by [n, n], a copy and zeros in 4 bytes, in the same memory, one after the other. */
+/* The roof tests: a product of [n, n] by [n, n], a copy, and zeros in 4 bytes. They run one after the other in the same
+ * memory. */
 struct roof_test {
     struct device *dev;
     struct tensor y, x, w; /* [n, n] */

@@ -42,7 +42,7 @@ int comm_open(struct comm *c, const struct comm_place *place, struct err *err)
 
 static bool is_all(const struct comm *c) { return c->net && c->world == c->net->world; }
 
-/* Rank 0 of the group makes the id and sends it, or its error, to all ranks. */
+/* Rank 0 of the group makes the id of the device's communicator, and sends it, or its error, to all ranks. */
 static int open_device(struct comm *c, struct err *err)
 {
     struct {
@@ -146,8 +146,8 @@ static void add_to(void *sum, const void *x, enum dtype t, int64_t n)
 #undef ADD
 }
 
-/* Reduce-scatter: own [n] = sum, in rank order, of the parts that all ranks send to this one. send[p]: this rank's part
- * for rank p, of send_n[p] elements. */
+/* Reduce-scatter: own [n] = sum, in rank order, of the parts that all ranks send to this rank. send[p]: this rank's
+ * part for rank p, of send_n[p] elements. */
 static void exchange_and_add(struct comm *c, const char *op, char *own, const char *const *send, const int64_t *send_n,
                              int64_t n, enum dtype t, char *scratch)
 {

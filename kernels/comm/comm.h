@@ -4,8 +4,8 @@
  * smaller ones are split off (comm_split). In a group of one every call below costs only a comparison or a copy, so
  * callers need no separate path.
  *
- *   collectives on tensors   of a device, in the order of its stream, asynchronous where the device is (NCCL); on the
- *                            CPU through sockets, done on return
+ *   collectives on tensors   of a device, in the order of its stream, asynchronous on a GPU (NCCL); on the CPU through
+ *                            sockets, done on return
  *   collectives on host bytes, small: always through sockets, done on return; they do not wait for the device
  *
  * All ranks of a group call the same collectives in the same order with matching shapes; one thread of a process calls
@@ -63,7 +63,8 @@ int comm_open(struct comm *c, const struct comm_place *place, struct err *err) M
 int comm_attach(struct comm *c, struct device *dev, struct err *err) MT_CHECK;
 /* The ranks of c that give the same color (>= 0), in the same order, as a new group. All ranks of c call it. */
 int comm_split(struct comm *out, struct comm *c, int color, struct err *err) MT_CHECK;
-/* For the group of all ranks: waits for the others, then ends watch and connections. c may be zeroed or alone. */
+/* For the group of all ranks: waits for the others, then ends watch and connections. c may be zeroed, or a group of
+ * one. */
 void comm_close(struct comm *c);
 /* Instead of comm_close after an error, as the last call: reports it to the other ranks. Rank 0 returns, and its caller
  * prints the error. Another rank returns only when rank 0 cannot be reached; then its caller prints the error too. */
@@ -80,7 +81,7 @@ void comm_broadcast(struct comm *c, struct device *dev, struct tensor x, int roo
 void comm_all_gather(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
 /* Tensors of an all-to-all. x [sum over p of rows[rank, p], cols] has the rows for rank 0, then those for rank 1, ...;
  * y [sum over p of rows[p, rank], cols] receives the rows from rank 0, then those from rank 1, ... Any dtype; x and y
- * do not overlap; both may be longer. */
+ * do not overlap; both may have more rows than are sent. */
 struct comm_rows {
     struct tensor y, x;
 };
@@ -97,11 +98,11 @@ void comm_wait(struct comm *c, struct device *dev, int64_t ticket, const char *n
  * all-to-all then uses copy engines instead of NCCL and occupies no multiprocessor. All ranks call it, for one group at
  * a time. Returns the name of the transport, for a message; a static string. */
 const char *comm_share_work(struct comm *c, struct device *dev);
-/* Before dev->work is freed: unmaps the others' memory on this rank, and returns when all ranks have. All ranks call
- * it. */
+/* Before dev->work is freed: unmaps the others' memory on this rank, and returns when all ranks have done so. All ranks
+ * call it. */
 void comm_unshare_work(struct comm *c);
-/* Instead of comm_unshare_work after an error, when other ranks may not answer: they may still write into shared work
- * memory, so it is not freed before the process ends. */
+/* Instead of comm_unshare_work after an error, when other ranks may not answer. They may still write into shared work
+ * memory, so the memory is kept until the process ends. */
 void comm_abandon_work(struct comm *c, struct device *dev);
 
 /* Collectives of c called from here on run beside the device's stream, each after the work already issued there. Their
@@ -148,7 +149,8 @@ struct comm_ops {
     int64_t (*all_to_all)(struct comm *c, const struct comm_rows *t, int n, const int64_t *rows);
     void (*wait)(int64_t ticket);
     void (*join)(struct comm *c);
-    /* comm_share_work: a handle by which others find `base`; opens theirs [P * COMM_HANDLE] */
+    /* for comm_share_work. offer: makes a handle with which other ranks can map `base`; reach: maps the memory of the
+     * other ranks by their handles [P * COMM_HANDLE] */
     int (*offer)(void *base, char handle[COMM_HANDLE], struct err *err);
     int (*reach)(const struct comm *c, const char *handles, struct err *err);
     void (*leave)(void);

@@ -85,7 +85,7 @@ int auth_read(int fd, const uint8_t key[COMM_KEY], const char *word, const struc
 
 static int new_nonce(uint8_t nonce[NET_NONCE]) { return getrandom(nonce, NET_NONCE, 0) == NET_NONCE ? 0 : -1; }
 
-/* Waits until fd has bytes to read. AUTH_LOST: `line` was closed meanwhile (-1: none to watch). */
+/* Waits until fd has bytes to read. line: the connection to rank 0, or -1; AUTH_LOST if it was closed meanwhile. */
 static enum auth_result wait_for_answer(int fd, int line, double deadline_ms)
 {
     for (;;) {

@@ -75,8 +75,9 @@ static bool is_loopback(const struct sockaddr_storage *a)
     return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-/* A listener for the other ranks on the local address of `fd` (connected or listening); its port. `remote`: some ranks
- * may be on other machines; it then listens on all addresses when that of `fd` is not reachable from them. */
+/* Opens a listener for the other ranks on the local address of `fd` (a connected or listening socket), and returns its
+ * port in *port. `remote`: some ranks may be on other machines. If they cannot reach the address of `fd`, it listens on
+ * all addresses. */
 static int listen_beside(int fd, bool remote, int backlog, int *port)
 {
     struct sockaddr_storage a;

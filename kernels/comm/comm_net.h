@@ -14,7 +14,7 @@ enum { NET_HOST = 64, NET_OP = 24, NET_TEXT = 1024, NET_NONCE = 32 };
 
 /* Address of a rank: an entry of the table that rank 0 sends. */
 struct net_peer {
-    char host[NET_HOST], address[64]; /* its name; numeric address as the others reach it, "": the master's */
+    char host[NET_HOST], address[64]; /* its machine; numeric address for the other ranks, "": the master's */
     int32_t port, pid;
 };
 
@@ -73,11 +73,11 @@ enum auth_result {
     AUTH_WRONG,  /* not a rank of this run, or another key */
     AUTH_LOST    /* rank 0 is gone */
 };
-/* Mutual authentication with the rank at the other end of fd. `line`: to rank 0, or -1. */
+/* Mutual authentication with the rank at the other end of fd. `line`: the connection to rank 0, or -1. */
 enum auth_result auth_connect(int fd, const uint8_t key[COMM_KEY], const struct net_hello *hello, int line,
                               double deadline_ms, struct net_session *s) MT_CHECK;
 
-enum { LISTENERS = 8, GUESTS = 64 }; /* unauthenticated connections at once: GUESTS more than there are ranks */
+enum { LISTENERS = 8, GUESTS = 64 }; /* GUESTS: unauthenticated connections at once, beyond one per rank */
 struct guest;
 struct auth_server {
     int rank, n_listeners, n_guests, listeners[LISTENERS];
@@ -117,8 +117,8 @@ void watch_stop(struct comm_net *net); /* all ranks have finished their last col
 void watch_enter(struct comm_net *net,
                  const char *op);       /* a collective begins on the host, or is issued to the device */
 void watch_leave(struct comm_net *net); /* it has ended on the host */
-/* Call it when a peer is gone: waits until the watch, which knows the cause, ends the process, and ends it when the
- * watch does not. */
+/* Call it when a peer is gone: waits until the watch, which knows the cause, ends the process. If the watch does not,
+ * this call ends it. */
 void watch_lost(struct comm_net *net, int peer, const char *what) __attribute__((noreturn));
 
 #endif

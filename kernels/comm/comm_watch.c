@@ -21,9 +21,9 @@
 
 #define TICK_MS        250
 #define BEAT_MS        1000
-#define SILENT_MS      20000 /* without a heartbeat; or the timeout if shorter, but at least five heartbeats */
+#define SILENT_MS      20000 /* silence that ends the run; at most the timeout, but at least five heartbeats */
 #define CAUSE_MS       5000  /* time for the watch, which knows the cause, to end a process that lost a peer */
-#define GRACE_MS       500   /* after an error of another rank: rank 0 may find the same one */
+#define GRACE_MS       500   /* wait after another rank's error, as rank 0 may find the same error */
 #define EXIT_S         10    /* for the device to end its work */
 #define PAUSE_MS       5000  /* a gap this long between two checks: this process itself was stopped */
 #define STALL_TIMEOUTS 4     /* number of timeouts without progress of any rank, while no rank waits in a collective */
@@ -344,7 +344,7 @@ void comm_fail(struct comm *c, const char *message)
 {
     struct comm_net *net = c->net;
     struct net_beat b = {.kind = NET_FAIL};
-    mem_free(c->members); /* the watch goes on until the process ends, and needs the net alone */
+    mem_free(c->members); /* the watch thread runs until the process ends; of c it reads only the net */
     c->members = NULL;
     if (!net || !net->last) return;
     snprintf(b.text, sizeof(b.text), "%s", message);

@@ -1,9 +1,9 @@
 /* attn.c - causal grouped-query attention with window and sink, forward and backward, in blocks.
  *
  * A block is about ROWS query rows by at most KEYS keys. The query heads of a kv head are stacked, row i*G + g for head
- * g of query i: one product computes them all, and dK, dV sum over the group inside it. Blocks outside the window or
- * the causal triangle are skipped; the memory is a few blocks per thread. Keys are numbered by position: first those of
- * the prefix, then the sequence's own.
+ * g of query i: one product computes the scores of the whole group, and the products for dK and dV also sum over the
+ * group. Blocks outside the window or the causal triangle are skipped; the memory is a few blocks per thread. Keys are
+ * numbered by position: first those of the prefix, then the sequence's own.
  *
  * Forward: online softmax. With running maximum m and sum l, a new block rescales the earlier sums by exp(m - m'). The
  * sink is the initial state m = b, l = 1. Backward: p = exp(s - lse), ds = p (dO V^T - <dO, O>). */
@@ -64,7 +64,7 @@ static int64_t key_row(const struct head *h, int64_t k)
     return k < h->prefix ? h->base + k : h->first + k - h->prefix;
 }
 
-/* Columns of n queries from i0 on, times factor, as a dense [n * group, width / group]. */
+/* Copies `width` columns of n queries from i0 on, times factor: a dense [n * group, width / group]. */
 static void load_rows(const struct head *h, real *dst, struct tensor src, int64_t col, int64_t width, int64_t i0,
                       int64_t n, real factor)
 {

@@ -1,7 +1,7 @@
 /* attn_decode.c - decoding: rows of tokens in pages, and attention to them. */
 #include "kernels/cpu/seqs.h"
 
-/* In order, so that the last of the tokens that share a row stays. */
+/* In order of tokens: when several tokens have the same row, the last one stays. */
 void CPU(page_store)(struct device *dev, const struct pages *pages, struct tensor x, struct tensor pos,
                      const struct seqs *seqs)
 {

@@ -1,8 +1,9 @@
-/* attn_shared.c - attention whose heads share one key, which is the value too: a window, entries, and a sink.
+/* attn_shared.c - attention whose heads share one key, which is the value too: over a window of tokens, compressed
+ * entries, and a sink.
  *
- * All heads of a token see the same keys, so one product has the scores of them all: [H, A] by the keys. Forward and dq
- * go token by token. Gradients of keys go by blocks of BLOCK keys or entries, each over its tokens in ascending order:
- * the order of every sum is the same with any number of threads. */
+ * All heads of a token see the same keys, so one product computes the scores of all heads. Forward and dq go token by
+ * token. Gradients of keys go by blocks of BLOCK keys or entries, each over its tokens in ascending order: the order of
+ * every sum is the same with any number of threads. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
@@ -148,7 +149,8 @@ static void dq_token(const struct attn *a, int64_t i, struct scratch x)
     sum_keys(a, dq, x.dp, far.n, &far, true);
 }
 
-/* grad of keys += what token i adds: scale ds^T q + p^T dout. grad: of key or entry 0 of the sequence. */
+/* grad of keys += what token i adds: scale ds^T q + p^T dout. `grad` points to the gradient of the sequence's first key
+ * or entry. */
 static void add_token(const struct attn *a, real *grad, int64_t ld, int64_t i, const struct keys *k, struct scratch *x)
 {
     const int64_t dim = a->s->head_dim, n_head = a->s->n_head;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* An entry: row of y, position, and the rows of its tokens. before: the entry also sums up the tokens of the previous
- * entry. past: tokens of sequence seq in rows before `start` are in its pages; else NULL. */
+ * entry. past: in decoding; tokens of sequence seq before row `start` are in its pages. NULL otherwise. */
 struct entry {
     int64_t row, pos, first;
     bool before;
@@ -102,7 +102,7 @@ static void sum_up(real *y, const real *top, const real *total, const struct ent
     }
 }
 
-/* Rows of y and their positions. past NULL: of whole sequences. */
+/* Computes the rows of y and their positions. past NULL: kg has whole sequences. */
 static void all_entries(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg, struct tensor bias,
                         const struct seqs *seqs, const struct past *past, const struct compress_shape *s)
 {

@@ -1,10 +1,10 @@
-/* conv.c - short causal convolution of every column, then SiLU; LFM2's, between two gates. A thread computes a few
- * columns of one sequence. */
+/* conv.c - short causal convolutions of every column: with SiLU after it; LFM2's, between two gates. A thread computes
+ * a few columns of one sequence. */
 #include "kernels/cpu/seqs.h"
 
 enum { COLS = 64 };
 
-/* Columns first .. first+n-1 of one sequence, with their taps as rows. before: the n_tap - 1 rows before the
+/* Columns first .. first+n-1 of one sequence. tap: a row for each tap. before: the n_tap - 1 rows that precede the
  * sequence's, n_col apart; NULL: they are 0. */
 struct block {
     int64_t row, len, first, n, n_tap, n_col;
@@ -52,7 +52,8 @@ static void block_fwd(const struct block *b, struct tensor y, struct tensor x)
     }
 }
 
-/* after = the last n_tap - 1 rows of the sequence; may be before: row i is read before it is written. */
+/* after = the last n_tap - 1 rows of the sequence. It may be the same memory as b->before: row i is read before it is
+ * written. */
 static void keep_tail(const struct block *b, struct tensor x, real *after)
 {
     for (int64_t i = 0; i < b->n_tap - 1; i++) {
@@ -62,7 +63,8 @@ static void keep_tail(const struct block *b, struct tensor x, real *after)
     }
 }
 
-/* Row t adds to the gradients of the rows that it reads; its own is the first addition to row t. */
+/* Step t adds the gradient of output t to the rows of dx that output t read. It zeroes row t first, as no earlier
+ * output read that row. */
 static void block_bwd(const struct block *b, struct tensor dx, struct tensor dy, struct tensor x)
 {
     real u[COLS];
@@ -132,7 +134,7 @@ void CPU(conv_decode)(struct device *dev, struct tensor y, struct tensor x, stru
 
 /* ---- the gated short convolution: a thread computes a few columns of one sequence ---- */
 
-/* Columns first .. first+n-1 of one sequence; before: the n_tap - 1 rows of v before it, n_col apart; NULL: 0. */
+/* Columns first .. first+n-1 of one sequence. before: the n_tap - 1 rows of v that precede it, n_col apart; NULL: 0. */
 struct gated {
     int64_t row, len, first, n, n_tap, n_col;
     const real *before;
@@ -177,7 +179,7 @@ static void gated_fwd(const struct gated *g, struct tensor y)
     }
 }
 
-/* dv is added up in the columns of dx: row t is complete when the rows that read it are done. */
+/* dv is accumulated in the columns of dx: its row t is complete after the last output that reads row t. */
 static void gated_bwd(const struct gated *g, struct tensor dbcx, struct tensor dy)
 {
     real u[COLS];
@@ -205,7 +207,7 @@ static void gated_bwd(const struct gated *g, struct tensor dbcx, struct tensor d
     }
 }
 
-/* after = the last n_tap - 1 rows of v; may be before: row i is read before it is written. */
+/* after = the last n_tap - 1 rows of v. It may be the same memory as g->before: row i is read before it is written. */
 static void gated_tail(const struct gated *g, real *after)
 {
     real v[COLS];

@@ -151,7 +151,7 @@ static void scale_rows(real *out, const real *in, const real *factor, int64_t n,
         for (int64_t j = 0; j < dim; j++) out[i * dim + j] = factor[i] * in[i * dim + j];
 }
 
-/* a[n, n] *= D below the diagonal, with it if `diagonal`; 0 elsewhere. */
+/* a[n, n] *= D below the diagonal, and on it if `diagonal`; 0 elsewhere. */
 static void decay_lower(real *a, const struct chunk *c, bool diagonal)
 {
     for (int64_t i = 0; i < c->n; i++)
@@ -278,7 +278,7 @@ static void solve_grads(const struct head *h, struct chunk *c, struct grads *d)
     gemm_serial(false, true, n, n, b, -1, d->x, b, c->u, b, 1, d->kk, CHUNK);
 }
 
-/* The parts of beta and G. `through` is dL/dG_C through the state. */
+/* The gradients of beta and G. `through` is dL/dG_C through the state. */
 static void gate_grads(const struct head *h, struct chunk *c, struct grads *d, real through)
 {
     const int64_t a = h->s->key_dim, b = h->s->value_dim, n = c->n;

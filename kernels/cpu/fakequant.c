@@ -128,7 +128,7 @@ void CPU(fake_quant)(struct device *dev, struct tensor y, struct tensor x, struc
     }
 }
 
-/* F64 gradients are not rounded; only x is, as its quantiser reads it. */
+/* The f64 compilation does not round gradients. It compares x with amax in f32, as the quantiser does. */
 static void pass_f64(struct tensor dx, struct tensor dy, const float *x, float most, int64_t at, int64_t n)
 {
     const double *from = (const double *)dy.data + at;

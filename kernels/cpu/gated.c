@@ -1,6 +1,6 @@
-/* gated.c - outputs with a gate: RMSNorm of every head times silu(z), RMSNorm of groups of columns times silu(z), and
- * attention times sigmoid(gate) with the split of its projection, whose queries and keys are normalised and rotated.
- * One thread computes a row. */
+/* gated.c - outputs with a gate: RMSNorm(x) silu(z) for every head; RMSNorm(x silu(z)) for groups of columns; attention
+ * times sigmoid(gate). Also the split of that attention's projection, with norm and RoPE of queries and keys. One
+ * thread computes a row. */
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/rope.h"
 
@@ -62,7 +62,7 @@ void CPU(silu_norm_fwd)(struct device *dev, struct tensor y, struct tensor rstd,
     }
 }
 
-/* With v = x silu(z): dv is the gradient of RMSNorm, which needs v; dz holds v until then. */
+/* With v = x silu(z): RMSNorm's backward needs v and gives dv. dz holds v until then. */
 void CPU(silu_norm_bwd)(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy, struct tensor x,
                         struct tensor rstd, struct tensor z, struct tensor w)
 {

@@ -1,5 +1,5 @@
-/* glu.c - SwiGLU, its clamped forms, the squared ReLU and GeGLU, of a row and as the op of dense networks; y += x,
- * x *= factor.
+/* glu.c - SwiGLU, its clamped forms, the squared ReLU and GeGLU: of one row, and the op for dense networks. Also y += x
+ * and x *= factor.
  *
  * With s = sigmoid(alpha gate), alpha = 1 but in gpt-oss:
  *   plain    h = gate s up;  dgate = dh up s (1 + gate (1 - s));  dup = dh gate s
@@ -20,7 +20,7 @@ struct pair {
     real gate[CHUNK], up[CHUNK];
 };
 
-/* Gates and ups first .. first+n-1 of a row of `width` pairs, or of ups alone: element i of both is `step` i columns
+/* Gates and ups first .. first+n-1 of a row of `width` pairs, or of ups alone: element i of each is i * step columns
  * further. */
 struct columns {
     int64_t gate, up, step;

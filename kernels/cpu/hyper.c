@@ -1,5 +1,5 @@
-/* hyper.c - hyper-connections: the weights of the streams from their row, the sums of the streams, and the gradients of
- * both. One thread computes a row. */
+/* hyper.c - hyper-connections: a token's weights of its residual streams, the weighted sums of the streams, and the
+ * gradients of both. One thread computes a row. */
 #include <math.h>
 
 #include "kernels/cpu/real.h"

@@ -34,8 +34,9 @@ static struct student student_open(real *z, int64_t n, int64_t id, const struct 
     return s;
 }
 
-/* a (log a - log b) - a + b, which is never negative, for d = log a - log b. Over two distributions its sum is that of
- * a (log a - log b); where they are close, an error of d changes it in second order only, as no large terms cancel. */
+/* a (log a - log b) - a + b, given d = log a - log b; it is never negative. Its sum over two distributions is the KL
+ * divergence, as a and b have the same sum. Where a and b are close, an error of d changes it in second order only: no
+ * large terms cancel. */
 static inline real divergence_of(real a, real b, real d)
 {
 #ifdef MT_F64
@@ -47,7 +48,7 @@ static inline real divergence_of(real a, real b, real d)
 #endif
 }
 
-/* sum q (log q - log p), or with the two exchanged; y [n]: the teacher's logits. */
+/* sum q (log q - log p); reverse: sum p (log p - log q). y [n]: the teacher's logits. */
 static double divergence(const struct student *s, const real *y, real max_y, real log_y, bool reverse)
 {
     const real *z = s->z, max = s->max, log_t = s->log_t, inv_t = s->inv_t;
@@ -92,8 +93,8 @@ static double bucket_divergence(double lq, double lp)
     return q * (d + expm1(-d));
 }
 
-/* The distribution is ids[k] with log q lq[k], and the rest as one bucket: the logits of ids move to own [n_top], and
- * -inf takes their place, so that what remains in the row is the bucket. */
+/* The teacher's distribution: ids[k] with log-probability lq[k], and one bucket with the rest. The logits of the ids
+ * are moved to own [n_top] and replaced by -inf, so that the row then holds only the bucket. */
 static void topk_row(struct student *s, const int32_t *ids, const real *lq, real *own, int64_t n_top, real *kl)
 {
     const real max = s->max, log1 = s->log1, log_t = s->log_t, inv_t = s->inv_t, ce = s->ce, factor = s->kl;
@@ -113,7 +114,8 @@ static void topk_row(struct student *s, const int32_t *ids, const real *lq, real
     const double left = rest ? fmax(0, 1 - known) : 0;
     const double p_rest = rest ? (double)((max_rest - max) * inv_t + (log_rest - log_t)) : 0; /* its log */
     if (left > 0) sum += bucket_divergence(log(left), p_rest);
-    /* each bucket_divergence includes - q + p: adds the sum of q, subtracts that of p; they differ by rounding */
+    /* each bucket_divergence includes - q + p: adds the sum of q and subtracts the sum of p, which differ by
+     * rounding */
     *kl = (real)(sum + (known + left) - (rest && !(left > 0) ? 1 - exp(p_rest) : 1));
     if (!s->gradient) return;
     const real mass = (real)(known + left), bucket = (real)left;
@@ -134,7 +136,7 @@ static void topk_row(struct student *s, const int32_t *ids, const real *lq, real
 }
 
 /* Losses and gradients of labels first .. first+n-1, whose logits are the n rows of `logits`. of_teacher: the teacher's
- * logits; if it is given as ids, scratch for the student's logits of these ids. */
+ * logits; for a teacher given by ids, scratch for the student's logits of these ids. */
 static void kl_rows(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor logits,
                     struct tensor of_teacher, struct tensor ids, const struct teacher *t, real scale, real cap,
                     bool gradient, int64_t first, int64_t n)

@@ -82,7 +82,7 @@ static real softmax_row(real *logits, int64_t n, real max, double *total)
     return (real)log(*total);
 }
 
-/* The same gradient for logits that have a cap: their exponentials are computed again. */
+/* scale * (softmax - onehot) for capped logits, times the slope of the cap. Computes the exponentials again. */
 static void capped_gradient(real *logits, int64_t n, int64_t id, real scale, real cap, real max, real log_sum)
 {
     for (int64_t i = 0; i < n; i++) {

@@ -28,7 +28,7 @@ static inline real loss_slope(real z, real cap) { return cap > 0 ? 1 - z / cap *
 /* The largest of n logits, n > 0; a NaN is passed over. */
 real loss_max(const real *logits, int64_t n);
 int64_t loss_first(const real *logits, int64_t n, real value); /* index of the first equal to value; n: none is */
-/* log sum exp((v - max) * inv_t), in blocks of 1,024, in double between them; entries of -inf count as 0. */
+/* log sum exp((v - max) * inv_t): sums of blocks of 1,024, which are added in double; entries of -inf count as 0. */
 real loss_log_sum(const real *v, int64_t n, real max, real inv_t);
 
 #endif

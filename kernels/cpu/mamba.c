@@ -110,7 +110,7 @@ static void scale_rows(real *out, const real *in, int64_t ld, const real *factor
         for (int64_t j = 0; j < dim; j++) out[i * dim + j] = factor[i] * in[i * ld + j];
 }
 
-/* a [n, n] *= e^(s_i - s_j) below the diagonal, with it if `diagonal`; 0 elsewhere. */
+/* a [n, n] *= e^(s_i - s_j) below the diagonal, and on it if `diagonal`; 0 elsewhere. */
 static void decay_lower(real *a, const struct chunk *c, bool diagonal)
 {
     for (int64_t i = 0; i < c->n; i++)

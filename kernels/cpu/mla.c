@@ -1,5 +1,6 @@
 /* mla.c - latent attention: the packed q | k | v from queries, latent keys and values, and the shared rotated key.
- * Decoding without expanding keys and values: queries to the latent, sums of latents to values. */
+ * Decoding does not expand keys and values: it maps queries to the latent space, and weighted sums of latents to
+ * values. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -149,7 +150,7 @@ static void times_columns(const struct rows *m, int64_t step, real *y, int64_t l
     }
 }
 
-/* Tokens of a product: OpenBLAS chooses the order of sums by their number. */
+/* Tokens per product. 1 with steady_rows, as OpenBLAS chooses the order of sums by the number of rows. */
 static int64_t step_of(const struct device *dev, int64_t n_tok) { return dev->steady_rows ? 1 : MT_MAX(n_tok, 1); }
 
 void CPU(mla_absorb)(struct device *dev, struct tensor y, struct tensor q, struct tensor pos, const struct proj *kv_b,

@@ -78,7 +78,7 @@ static void lora_thin(struct device *dev, struct tensor out, struct tensor x, st
     }
 }
 
-/* x as FP8 products of p read it (struct proj_fp8), in scratch; x itself without them. */
+/* x rounded as the FP8 products of p read it (struct proj_fp8), in scratch; x itself if p has no FP8 products. */
 static struct tensor fp8_rows(struct device *dev, struct tensor x, const struct proj *p, const struct route *r)
 {
     const float *step = p->fp8.step.data;

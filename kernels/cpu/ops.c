@@ -34,7 +34,7 @@ static void host_copy(void *dst, const void *src, int64_t bytes)
     if (bytes) memcpy(dst, src, (size_t)bytes);
 }
 
-/* With all cores: one core alone does not saturate the memory bus. */
+/* Uses all cores: one core alone does not saturate the memory bus. */
 static void host_copy_wide(void *dst, const void *src, int64_t bytes)
 {
     const int64_t piece = 1 << 20;

@@ -1,5 +1,5 @@
-/* policy.c - the loss head of a policy: log-probabilities at a temperature and entropies of labelled tokens, a chunk of
- * logits at a time, which their gradient replaces; the losses of completions. */
+/* policy.c - the loss head of a policy: log-probabilities at a temperature and entropies of labelled tokens; the losses
+ * of completions. One chunk of rows has logits at a time; their gradient overwrites them. */
 #include "kernels/policy_value.h"
 
 #include "kernels/cpu/gemm.h"

@@ -1,6 +1,6 @@
-/* proj.c - the matrices that products with a projection read: decoded, or fake-quantised with the adapter merged
- * (struct proj_quant). This arithmetic is f32 also in the f64 compilation (real.h), so both decode and quantise the
- * same f32 values.
+/* proj.c - the matrices that products of a projection read: decoded, or fake-quantised with the adapter merged (struct
+ * proj_quant). This arithmetic is f32 also in the f64 compilation (real.h), so both compilations decode and quantise
+ * the same f32 values.
  *
  * A task is a band of rows of one expert. Blocks of the formats run along a row, so tasks are independent. */
 #include <omp.h>

@@ -6,7 +6,7 @@
 
 #define rope_row CPU(rope_row)
 
-/* Row pos[t] of the table, which must have it: the cosines, then the sines. */
+/* Row pos[t] of the table: the cosines, then the sines. A position beyond the table aborts. */
 static inline const float *rope_angles(struct tensor pos, struct tensor table, int64_t t)
 {
     const int64_t p = ((const int32_t *)pos.data)[t];

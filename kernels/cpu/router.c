@@ -25,7 +25,7 @@ static void top_k(int32_t *idx, const real *logits, int64_t n, int64_t k)
     }
 }
 
-/* p = softmax(x) over n values; when ids is given, over x[ids[i]]. p may be x without ids. */
+/* p = softmax(x) over n values; when ids is given, over x[ids[i]]. p may be x if ids is NULL. */
 static void softmax(real *p, const real *x, const int32_t *ids, int64_t n)
 {
     real max = ids ? x[ids[0]] : x[0], sum = 0;
@@ -78,7 +78,8 @@ static real best_two(const real *v, int64_t n)
     return first + second;
 }
 
-/* Sets the choice values of groups to -inf, except those of the top_group best. of_group [n_group] is scratch. */
+/* Limits the choice to experts of the top_group best groups: sets the values of all others to -inf. of_group [n_group]
+ * is scratch. */
 static void limit_groups(real *value, real *of_group, int64_t n_exp, const struct router *router)
 {
     const int64_t n_group = router->n_group, size = n_exp / n_group;
@@ -91,7 +92,8 @@ static void limit_groups(real *value, real *of_group, int64_t n_exp, const struc
     }
 }
 
-/* One token of a sigmoid router, whose experts may be given; value [2 E] is scratch. */
+/* One token of a sigmoid router: chooses the experts unless router->given, and computes the gates. value [2 E] is
+ * scratch. */
 static void choose_sigmoid(int32_t *idx, real *gate, const real *l, const float *bias, real *value, int64_t n_exp,
                            int64_t k, const struct router *router)
 {
@@ -202,7 +204,7 @@ static void gate_bwd(real *dl, const real *gate, const real *dgate, const int32_
     for (int64_t j = 0; j < k; j++) dl[idx[j]] = gate[j] * (dgate[j] - mean);
 }
 
-/* The same for a sigmoid router, from the logits of the token. */
+/* dl [E] of one token of a sigmoid router, from the token's logits. */
 static void sigmoid_bwd(real *dl, const real *l, const real *dgate, const int32_t *idx, int64_t k, int64_t n_exp,
                         const struct router *router)
 {
@@ -218,7 +220,8 @@ static void sigmoid_bwd(real *dl, const real *l, const real *dgate, const int32_
     }
 }
 
-/* dl += coef E / rows p_i (F_i - sum_j F_j p_j), F = count / rows held constant; per layer F is also divided by J. */
+/* dl += coef E / rows p_i (F_i - sum_j F_j p_j), F = count / rows held constant. F is also divided by J, except in the
+ * pooled loss. */
 static void aux_bwd(real *dl, const real *p, const struct aux *aux, int64_t k, int64_t n_exp)
 {
     const real *count = aux->count.data;

@@ -132,7 +132,7 @@ static real before_edit(const struct draw *d, int64_t id, const struct sample_ed
     return d->z[id];
 }
 
-/* Draws among the kept tokens. *share: their probability; *logprob: of the token among them. */
+/* Draws among the kept tokens. *share: their probability; *logprob: the token's log-probability among them. */
 static int32_t draw(struct draw *d, real *logprob, real *share)
 {
     const struct sample_row *row = d->row;

@@ -1,4 +1,4 @@
-/* seqs.h - the packed sequences of a micro-batch, checked; in decoding their pages and states. */
+/* seqs.h - checks the packed sequences of a micro-batch; in decoding finds their pages and states. */
 #ifndef MT_CPU_SEQS_H
 #define MT_CPU_SEQS_H
 
@@ -16,7 +16,7 @@ static inline int64_t seq_base(const struct seqs *seqs, int64_t s)
     return s;
 }
 
-/* The host packed cu and prefix; a wrong value would index outside the tensors. */
+/* Checks cu and prefix, which the host packed: a wrong value would index outside the tensors. */
 static inline void check_seqs(const struct seqs *seqs, int64_t n_tok)
 {
     const int32_t *cu = seqs->cu.data;
@@ -42,7 +42,8 @@ static inline real *page_row(const struct pages *pages, int64_t s, int64_t p)
     return real_row(pages->rows, (int64_t)page * MT_PAGE + p % MT_PAGE);
 }
 
-/* Finds the entry whose row among the entries that a pass completes is `row`: entry *e of sequence *seq; else false. */
+/* A decoding pass writes the entries that it completes to rows. Finds the entry of `row`: entry *e of sequence *seq.
+ * False: the row has none. */
 static inline bool complete_entry(const struct past *p, int64_t ratio, int64_t row, int64_t *seq, int64_t *e)
 {
     const int32_t *cu = p->seqs->cu.data, *pos = p->pos.data;

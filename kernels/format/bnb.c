@@ -54,8 +54,8 @@ static float cell_edge(int k, int cells)
     return (float)(k < (cells + 1) / 2 ? 0.1f + step * k : 1 - step * (cells - k));
 }
 
-/* The map has 0, 1 and the centres of equal cells of the decades 10^(i-6) [0.1, 1], i = 0..6: 2^i cells, with both
- * signs; without signs 2^(i+1) cells. */
+/* bitsandbytes' dynamic map: 0, 1, and the centres of equal cells of the decades 10^(i-6) [0.1, 1], i = 0..6. A decade
+ * has 2^i cells with both signs, or without signs 2^(i+1) cells. */
 static void dynamic_map(float map[256], bool with_sign)
 {
     int n = 0;

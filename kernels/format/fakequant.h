@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* FQ_FP8_STORED: FP8 with the scale as files have it, which divides. */
+/* FQ_FP8_STORED: FP8 with the scale as files have it: codes are multiplied by it, x is divided by it. */
 enum fakequant_kind { FQ_INT, FQ_FP8, FQ_FP8_STORED, FQ_NVFP4, FQ_MXFP4 };
 /* Model-Optimizer's: FQ_RECIP is its scale of FP8, FQ_KERNEL its kernel for fake NVFP4, FQ_CEIL its scale of MXFP4. */
 enum fakequant_rule { FQ_USUAL, FQ_RECIP, FQ_KERNEL, FQ_CEIL };

@@ -84,7 +84,7 @@ struct format {
     bool dense;      /* without scales */
     bool binary;     /* scales are bytes of e8m0: powers of two */
     struct plane plane[PLANES];
-    /* The row of the same codes whose scales are packed too, which has w->scale; or NULL. */
+    /* The format with the same codes and packed scales, which w->scale holds; or NULL. */
     const struct format *nested;
     /* Element i of expert e's flat matrix: the definition. Each product and sum is rounded to f32, as in the
      * publishers' implementations. */
@@ -112,7 +112,7 @@ int64_t format_plane_count(const struct format *f, const struct weight *w, int p
 int64_t format_plane_bytes(const struct format *f, const struct weight *w, int plane);
 
 const char *weight_format_name(enum weight_format f);
-/* The format whose row has this name, with `nested` that of a nested row. False: none has it. */
+/* Finds the format of this name; *nested: the name is that of its nested row. False: no format has the name. */
 bool format_named(const char *name, enum weight_format *f, bool *nested);
 bool weight_is_dense(enum weight_format f);
 bool weight_is_bf16(const struct weight *w);                    /* products read it as it is */

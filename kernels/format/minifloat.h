@@ -85,7 +85,8 @@ MT_BOTH float fl_inverse(float b)
 
 /* a / b, correctly rounded, in five operations: one product and two corrections of it, each by an exact remainder
  * (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). inverse is above 0.
- * |a| and |a / b| are at most 2^90; where one of them is below 2^-90, the result is only below 2^-29. */
+ * |a| and |a / b| must be at most 2^90. Where one of them is below 2^-90, the result may be wrong, but is below
+ * 2^-29. */
 MT_BOTH float fl_by_inverse(float a, float b, float inverse)
 {
     float q = fl_mul(a, inverse);
@@ -123,11 +124,13 @@ MT_BOTH float fl_whole_by(float a, float b, float inverse)
 #endif
 }
 
-/* The inverse for a short quotient that e2m1_round reads. It differs from a / b only if a / b is within 2^-22 ulp of
- * the middle w of two floats, and e2m1_round sees it only if one of them is a midpoint m of two values of e2m1. With
- * b = B 2^p, B of 24 bits, and m = M 2^k, M of 1 to 3 bits: a and b m are multiples of 2^(p+k), and b (w - m) is
- * B 2^(p-24) or half of it, times 2^k and the power of two below M. It is within 2^-22 of such a multiple only if B is
- * within 8 of 2^23, 1.5 * 2^23 or 2^24. There the inverse is 0, but for powers of two, whose quotients are exact. */
+/* The inverse for a short quotient that e2m1_round reads; 0 where the rounded result could be wrong. A short quotient
+ * differs from a / b only if a / b is within 2^-22 ulp of the middle w of two neighbouring floats. The result of
+ * e2m1_round changes only if one of these floats is a midpoint m of two values of e2m1.
+ * Let b = B 2^p, B of 24 bits, and m = M 2^k, M of 1 to 3 bits. Then a and b m are multiples of 2^(p+k), and b (w - m)
+ * is B 2^(p-24) or half of it, times 2^k and the power of two below M. This is within 2^-22 of such a multiple only if
+ * B is within 8 of 2^23, 3 * 2^22 or 2^24. For these b the inverse is 0, except for powers of two, whose quotients are
+ * exact. */
 MT_BOTH float e2m1_inverse(float b)
 {
     const uint32_t mantissa = float_bits(b) & 0x007fffffu;
@@ -137,8 +140,9 @@ MT_BOTH float e2m1_inverse(float b)
 /* The nearest integer, ties to even, never -0; |x| is at most 2^22. */
 MT_BOTH float round_even(float x) { return fl_add(fl_add(x, 0x1.8p23f), -0x1.8p23f); }
 
-/* Magnitude a on a grid of 2^-digits of its power of two, which counts as 2^lowest at least: nearest, ties to even.
- * Adding a power of two whose ulp is the grid's step rounds; subtracting it is exact. */
+/* Rounds magnitude a to the nearest multiple of 2^-digits times the power of two at or below a, ties to even. That
+ * power counts as at least 2^lowest. Adding a power of two whose ulp is the grid's step rounds; subtracting it is
+ * exact. */
 MT_BOTH float minifloat_round(float a, int digits, int lowest)
 {
     const uint32_t own = float_bits(a) & 0x7f800000u, least = (uint32_t)(lowest + 127) << 23;
@@ -170,7 +174,7 @@ MT_BOTH float e4m3_row_step(float most)
     if (bits >= 0x7f800000u) return bits_float(0x7fc00000u);
     return bits_float((byte > 35 ? byte - 8 : 27) << 23);
 }
-/* What a product multiplies with instead of x: code * step, exact in bf16. */
+/* The value by which products replace x: code * step, exact in bf16. */
 MT_BOTH float e4m3_row_value(float x, float step)
 {
     const float inverse = bits_float(0x7f000000u - float_bits(step)), a = fl_mul(fabsf(x), inverse);
@@ -187,8 +191,8 @@ MT_BOTH float e8m0_value(uint32_t byte) { return bits_float(byte ? byte << 23 : 
 /* e8m0_value of any byte: 255 is a NaN. */
 MT_BOTH float e8m0_scale(uint32_t byte) { return byte == 255 ? bits_float(0x7fc00000u) : e8m0_value(byte); }
 MT_BOTH float e8m0_inverse(uint32_t byte) { return e8m0_value(254 - byte); }
-/* The byte of the largest power of two that is at most a, less 2^drop; of the smallest that is at least a. Not below
- * byte 0. */
+/* e8m0 bytes, at least 0. e8m0_floor: of the largest power of two that is at most a, divided by 2^drop; e8m0_ceil: of
+ * the smallest power of two that is at least a. */
 MT_BOTH uint32_t e8m0_floor(float a, uint32_t drop)
 {
     const uint32_t byte = float_bits(a) >> 23;

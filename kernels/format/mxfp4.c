@@ -1,4 +1,4 @@
-/* mxfp4.c - MXFP4: e2m1 codes and an e8m0 byte per 32; its encoder for values that replace packed ones. */
+/* mxfp4.c - MXFP4: e2m1 codes and an e8m0 byte per 32; an encoder for values that replace those of a packed weight. */
 #include "kernels/format/pack.h"
 #include "kernels/format/quant.h"
 
@@ -86,7 +86,7 @@ static double mxfp4_try(struct mxfp4_block *b, uint8_t scale, const float x[32])
     return sum;
 }
 
-/* With the same shared exponent: elements with an unchanged value keep their code, as 0 has two. */
+/* For blocks with the same shared exponent: elements with an unchanged value keep their code, as 0 has two codes. */
 static void keep_codes(struct mxfp4_block *b, const struct mxfp4_block *old)
 {
     for (int i = 0; i < 32; i++)

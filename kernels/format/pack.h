@@ -62,7 +62,7 @@ static inline void pack_pairs_scale(float *out, const struct pack_pairs *p, cons
     }
 }
 
-/* The code of element i where the low nibble has the even one. */
+/* The code of element i, where the low nibble has the element with the even index. */
 static inline int pack_low_first(const void *nibbles, int64_t i)
 {
     const uint8_t byte = ((const uint8_t *)nibbles)[i / 2];

@@ -38,7 +38,7 @@ struct lora {
     float dropout;                     /* dense only: dropout of x before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
     bool merged; /* the matrix contains scale B A: products do not add the adapter, but still write xa and gradients */
-    struct tensor master_a, master_b; /* if merged, and for row_norm: the trained values like a and b, stat */
+    struct tensor master_a, master_b; /* if merged, and for row_norm: the trained values, shaped like a and b, stat */
 };
 /* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards skip absent ones. */
 struct lora_grad {
@@ -91,8 +91,8 @@ struct input_quant {
 struct proj_fp8 {
     struct tensor step;     /* [E] f32; absent: no FP8 products */
     const float *host_step; /* the same in host memory */
-    bool pair;              /* w is BF16, and the bytes of an exact expert are the e4m3 codes of W_e [out, in], then
-                             * those of its transpose [in, out] (op_expert_codes) */
+    bool pair; /* w is BF16, but where step[e] is above 0 its bytes are the e4m3 codes of W_e [out, in], then those of
+                  its transpose [in, out] (op_expert_codes) */
 };
 
 /* A projection: a frozen matrix, or a stack with one per expert, its bias, its adapter and the adapter's gradients. */
@@ -166,9 +166,9 @@ typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa
 typedef void linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
                            const struct proj *proj);
 
-/* The adapters of proj->rows, after a product without one: y[m] += scale (x[m] A^T) B^T. Without a route m is a token.
- * With one, rows are in expert order, A and B those of the row's expert, and x [M,in] or, with by_token, [T,in].
- * y [M,out] act +=, xa [M, W] act: scratch, W >= n_seg*R of every adapter */
+/* Adds the adapters of proj->rows after a product without an adapter: y[m] += scale (x[m] A^T) B^T. Without a route m
+ * is a token. With one, rows are in expert order, A and B those of the row's expert, and x [M,in] or, with by_token,
+ * [T,in]. y [M,out] act +=, xa [M, W] act: scratch, W >= n_seg*R of every adapter */
 typedef void lora_rows_fn(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
                           const struct proj *proj, const struct route *r, bool by_token);
 
@@ -194,9 +194,9 @@ typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor p
                          int64_t head_dim);
 
 /* Causal GQA attention inside each sequence, with an optional sink per head: a logit in the softmax's denominator
- * without a value. Takes prefixes, whose keys and values all rows of a sequence see, if their window reaches so far.
- * o [T,H*B] act =, lse [T,H] stat = (sink included), qkv [T,(H+K)*A+K*B] act: q | k | v, B the width
- * of values (attn_value_dim), sinks [H] f32 or absent */
+ * without a value. Takes prefixes: all rows of a sequence see the keys and values of its prefix that are inside their
+ * window. o [T,H*B] act =, lse [T,H] stat = (sink included), qkv [T,(H+K)*A+K*B] act: q | k | v, B the width of values
+ * (attn_value_dim), sinks [H] f32 or absent */
 typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                          const struct seqs *seqs, const struct attn_shape *shape);
 /* dqkv [T,(H+K)*A+K*B] act =, dout [T,H*B] act. Gradients of a prefix are sums over the sequences that see it. */
@@ -313,8 +313,8 @@ typedef void hyper_pre_fwd_fn(struct device *dev, struct tensor y, struct tensor
 /* out_k = post_k f + sum_j C_jk x_j.  out [T,N*D] act =, x [T,N*D] act, f [T,D] act: output of the mixer or network */
 typedef void hyper_post_fwd_fn(struct device *dev, struct tensor out, struct tensor x, struct tensor f, struct tensor m,
                                const struct hyper *h);
-/* Gradients of hyper_post_fwd.  df [T,D] act =; dx [T,N*D] act =: through C x alone, may be dout in place; dm [T,
- * hyper_values] stat =: through post and C, zero in the N values of pre; dout [T,N*D] act */
+/* Gradients of hyper_post_fwd.  df [T,D] act =; dx [T,N*D] act =: only the gradient through C x, may be dout in place;
+ * dm [T, hyper_values] stat =: through post and C, zero in the N values of pre; dout [T,N*D] act */
 typedef void hyper_post_bwd_fn(struct device *dev, struct tensor df, struct tensor dx, struct tensor dm,
                                struct tensor dout, struct tensor x, struct tensor f, struct tensor m,
                                const struct hyper *h);
@@ -426,8 +426,8 @@ struct router {
     enum router_kind kind;
     float scale;
     int n_group, top_group; /* n_group 0 or 1: no groups; top_group * E / n_group >= J */
-    bool given;  /* r->idx is an input, ascending: the router computes logits and gates alone, with the bits that they
-                  * have when it chooses these experts */
+    bool given; /* r->idx is an input, ascending: the router computes only logits and gates, with the same bits as if it
+                   had chosen these experts */
     float floor; /* 0: 1e-20 */
 };
 static inline float router_floor(const struct router *r) { return r->floor > 0 ? r->floor : 1e-20f; }
@@ -574,15 +574,16 @@ typedef void adamw8_fn(struct device *dev, struct tensor p, const struct adamw8_
 
 /* dst = src; dst act, src stat, contiguous, equal counts: the adapters' working copies from their master weights */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
-/* y = the matrices that products with proj read: its weight decoded, and fake-quantised with proj->quant. With offs,
- * experts without rows are neither read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32,
- * absent: all experts */
+/* y = the matrices that products of proj read: its weight, decoded, and fake-quantised if proj->quant is set. With
+ * offs, experts without rows are neither read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1]
+ * i32, absent: all experts */
 typedef void decode_fn(struct device *dev, struct tensor y, const struct proj *proj, struct tensor offs);
 /* range[e] = smallest and largest scale byte among the blocks of expert e with a value other than 0; 255 and -1 where
  * there are none.  range [E,2] i32 =; w MXFP4 */
 typedef void mx_range_fn(struct device *dev, struct tensor range, const struct weight *w);
-/* The experts as FP8 products read them (struct proj_fp8): of an exact one the e4m3 codes of W_e / step[e] [out, in],
- * then those of its transpose [in, out]; of others W_e in bf16.  y [E,2*out,in] u8 =; w MXFP4; step [E] f32 */
+/* The experts as FP8 products read them (struct proj_fp8). Where step[e] is above 0: the e4m3 codes of W_e / step[e]
+ * [out, in], then those of its transpose [in, out]. Other experts: W_e in bf16.  y [E,2*out,in] u8 =; w MXFP4; step [E]
+ * f32 */
 typedef void expert_codes_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor step);
 /* amax [E*n_part] f32 = largest magnitude of each part of W_e, or of M_e when the adapter is merged; NaN when an
  * element is NaN */
@@ -592,7 +593,7 @@ typedef void proj_amax_fn(struct device *dev, struct tensor amax, const struct p
  * amax [E] f32, or [1]: one for all experts; absent for formats that do not read it. Values are finite. */
 
 /* amax = max |x| of each expert or of all, NaN and infinities left out; n_bad = how many these are.
- * amax [E] or [1] f32 =, n_bad the same f64 = */
+ * amax [E] or [1] f32 =, n_bad of the same shape, f64 = */
 typedef void amax_fn(struct device *dev, struct tensor amax, struct tensor n_bad, struct tensor x);
 /* y = Q(x), rounded to the dtype of x.  y like x, =, in place allowed */
 typedef void fake_quant_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor amax,
@@ -659,7 +660,7 @@ typedef void dev_host_join_fn(int ticket);
  * instructions. */
 typedef bool dev_portable_product_fn(struct tensor y, struct tensor x, struct tensor w);
 
-/* For kernels/prof.c and benchmarks. mark(slot), 0 .. DEV_MARKS-1, records the time when the device gets to it; mark_ms
+/* For kernels/prof.c and benchmarks. mark(slot), 0 .. DEV_MARKS-1, records the time when the device reaches it; mark_ms
  * is the time between two marks, valid after a wait. */
 enum { DEV_MARKS = 1 << 15 };
 typedef void dev_mark_fn(int slot);

@@ -21,8 +21,9 @@ static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, st
     want_seqs(__func__, seqs, true);
 }
 
-/* FLOPs of attention products over the (query, key) pairs of the mask: n_key of the width of keys, n_value of that of
- * values. Where a window limits the keys per query: exact for sequences of one length. */
+/* Counts the FLOPs of attention products over the (query, key) pairs of the mask: n_key products of the width of keys,
+ * n_value of the width of values. Where a window limits the keys per query, the count is exact only if all sequences
+ * have the same length. */
 static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok, const struct seqs *seqs,
                        const struct attn_shape *s)
 {
@@ -111,7 +112,7 @@ void op_attn_decode(struct device *dev, struct tensor o, struct tensor q, const 
 {
     const int64_t value_dim = attn_value_dim(shape), n_key = shape->n_kv * shape->head_dim;
     const int64_t n_col = pages->rows.shape[1] == n_key ? n_key : n_key + shape->n_kv * value_dim;
-    /* Where a window limits the keys: exact for sequences of one length. */
+    /* where a window limits the keys, exact only if all sequences have the same length */
     const double near = (double)pos.shape[0] * (double)shape->window;
     const double keys = shape->window ? MT_MIN(seqs->pairs, near) : seqs->pairs;
     want_heads(shape);
@@ -220,7 +221,7 @@ static void want_latent(struct device *dev, struct tensor q, int64_t n_q, struct
     if (r) MOVES(dev, kv_b->lora.a, kv_b->lora.b);
 }
 
-/* Products of a head with n rows of kv_b, and with its adapter. */
+/* Counts the products of every head with its n rows of kv_b, and with its adapter. */
 static void count_latent(struct device *dev, int64_t n_tok, int64_t n, const struct proj *kv_b,
                          const struct mla_shape *s)
 {

@@ -107,8 +107,8 @@ static inline double window_pairs(double len, double window)
     return rising * (rising + 1) / 2 + (len - rising) * window;
 }
 
-/* Calls the backend; a dry run for a GPU takes the scratch of its kernels alone. `part` distinguishes calls of one op
- * in a profile: the output width of a product, the window of attention. */
+/* Calls the backend; a dry run for a GPU only takes the scratch of its kernels. `part` distinguishes calls of one op in
+ * a profile: the output width of a product, the window of attention. */
 #define RUN(part, fn, ...)                                                                                             \
     do {                                                                                                               \
         device_op_begin(dev, #fn, part);                                                                               \

@@ -178,8 +178,8 @@ void op_index_topk(struct device *dev, struct tensor idx, struct tensor q, struc
     WANT(k, dev->act_dtype, entry_rows(n_tok, ratio), dim);
     WANT(w, dev->act_dtype, n_tok, n_head);
     want_seqs(__func__, seqs, false);
-    /* q K^T of the visible entries, for tokens that see more than K of them: the first `few` of a sequence do not.
-     * Exact for sequences of one length. */
+    /* q K^T of the visible entries, for tokens that see more than K entries, which the first `few` tokens of a sequence
+     * do not. The count is exact only if all sequences have the same length. */
     const double len = mean_len(seqs, n_tok), n_seq = (double)n_tok / len;
     const double few = MT_MIN(len, (double)((idx.shape[1] + 1) * ratio - 1));
     const int64_t n_choice = (int64_t)((double)n_tok - n_seq * few);
@@ -261,14 +261,14 @@ void op_group_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy,
 
 /* ---- attention with one key for all heads ---- */
 
-/* Sum over n = 1 .. len of min(n / ratio, limit), n / ratio rounded down: their entries. */
+/* The entries that len tokens see: sum over n = 1 .. len of min(floor(n / ratio), limit). */
 static double far_pairs(double len, double ratio, double limit)
 {
     const double rising = MT_MIN(len, ratio * limit), whole = floor(rising / ratio);
     return ratio * whole * (whole - 1) / 2 + whole * (rising - whole * ratio + 1) + (len - rising) * limit;
 }
 
-/* (query, key) pairs of window and entries: exact for sequences of one length. */
+/* (query, key) pairs of window and entries; exact only if all sequences have the same length. */
 static double count_pairs(int64_t n_tok, struct tensor entry, struct tensor idx, const struct seqs *seqs,
                           const struct shared_attn_shape *s)
 {
@@ -350,7 +350,7 @@ void op_shared_attn_bwd(struct device *dev, struct tensor dq, struct tensor dkv,
     want_shared(dev, o, lse, q, kv, entry, idx, seqs, shape);
     want_shared(dev, dout, lse, dq, dkv, dentry, idx, seqs, shape);
     MT_REQUIRE(!entry.ndim == !dentry.ndim, "entries without their gradient, or a gradient without entries");
-    /* again the scores; dout times keys; dq; two terms of a key's gradient */
+    /* the scores, computed again; dout times keys; dq; two terms of a key's gradient */
     count_products(dev, 5, count_pairs(q.shape[0], entry, idx, seqs, shape), shape);
     MOVES(dev, dq, dkv, dentry, dout, o, lse, q, kv, entry, idx);
     RUN(entry.ndim ? shape->ratio : 0, shared_attn_bwd, dq, dkv, dentry, dout, o, lse, q, kv, entry, idx, seqs, shape);

@@ -129,7 +129,7 @@ static void want_fp8(const struct proj *p)
                "FP8 products of %s, or of fake-quantised experts", weight_format_name(p->w.format));
 }
 
-/* What a product with the experts reads beside its rows and writes beside its result. */
+/* Checks what a product of the experts reads besides its rows and writes besides its result. */
 static void want_experts(struct device *dev, const struct proj *p, struct tensor xa, int64_t n_row, int64_t n_out,
                          int64_t n_in)
 {

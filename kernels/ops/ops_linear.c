@@ -2,7 +2,7 @@
  * residual. */
 #include "kernels/ops/ops_proj.h"
 
-/* An adapter on a dense [out, in] matrix, and its saved product xa. */
+/* Checks an adapter on a dense [out, in] matrix, and its saved product xa. */
 static void want_lora(struct device *dev, const struct lora *l, struct tensor xa, int64_t n_row, int64_t n_out,
                       int64_t n_in)
 {
@@ -19,7 +19,7 @@ static void want_lora(struct device *dev, const struct lora *l, struct tensor xa
     WANT(xa, dev->act_dtype, n_row, l->n_seg * l->r);
 }
 
-/* The same for a dense matrix: the products with A, with B, or both. */
+/* Counts the products of m rows with an adapter of a dense matrix: with A, with B, or both. */
 static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l, bool a, bool b)
 {
     if (l->r) count_lora(dev, m, l, a ? l->n_seg * l->a.shape[1] : 0, b ? l->b.shape[0] : 0);

@@ -6,7 +6,8 @@
 #include "kernels/choice.h"
 #include "kernels/ops/ops_check.h"
 
-/* Fake quantisation: parts that cover the rows, blocks that divide them, and what a merged adapter is read from. */
+/* Checks fake quantisation: the parts cover the rows, blocks divide a row, a merged adapter has master values and no
+ * dropout. */
 static inline void want_quant(struct device *dev, const struct proj *p)
 {
     const struct proj_quant *q = &p->quant;
@@ -46,8 +47,9 @@ static inline int64_t read_experts(const struct proj *p, int64_t n_row)
     return p->n_active ? MT_MIN(p->n_active, n_row) : n_row;
 }
 
-/* The matrix of a projection: as moves_weight, or its packed bytes alone where the product decodes them; of FP8
- * products, a byte per value, and their FLOPs; fake-quantised, it is written first, and the product B A computed. */
+/* Counts the matrix of a projection: as moves_weight, or only its packed bytes where the product decodes them. FP8
+ * products read a byte per value, and their FLOPs are counted as fp8. A fake-quantised matrix is written first, and a
+ * merged adapter's B A is computed. */
 static inline void moves_matrix(struct device *dev, const struct proj *p, int64_t n_row)
 {
     const struct weight *w = &p->w;

@@ -21,15 +21,16 @@ static inline bool rows_aligned(struct tensor x)
 
 /* ---- dense products: scratch_dense.c */
 
-/* The matrices of w in bf16, [n_exp * n_out, n_in]: w's memory where w is bf16 and not quantised (fake quantisation),
- * else scratch that the caller fills. */
+/* The matrices of w in bf16, [n_exp * n_out, n_in]: w's own memory if w is bf16 and not fake-quantised, else scratch
+ * that the caller fills. */
 struct tensor scratch_matrices(struct device *dev, const struct weight *w, bool quantised);
 
 struct scratch_linear {
     struct tensor dense; /* scratch_matrices of W; absent in a backward without dx */
-    struct tensor kept;  /* [T, in] bf16: x with dropout, which the caller fills; x itself without */
-    struct tensor dxa;   /* backward: [T, n_seg * R] bf16; absent without an adapter */
-    void *partial;       /* backward: partial sums of grouped_pass */
+    struct tensor
+        kept;          /* [T, in] bf16: scratch for x after dropout, which the caller fills; without dropout x itself */
+    struct tensor dxa; /* backward: [T, n_seg * R] bf16; absent without an adapter */
+    void *partial;     /* backward: partial sums of grouped_pass */
 };
 struct scratch_linear scratch_linear_fwd(struct device *dev, struct tensor x, const struct proj *proj);
 struct scratch_linear scratch_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
@@ -42,7 +43,7 @@ int64_t scratch_wgrad_thin(int64_t r);
 int64_t scratch_wgrad_tiles(int64_t n_wide, int64_t r);
 /* Tiles of partial sums, of experts with more than one part. Monotonic in n_row. */
 int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles);
-/* These gradients in one pass with the product dy B (choice_one_pass): slabs of scratch_pass_columns(r) columns. */
+/* The gradients of B in one pass with the product dy B (choice_one_pass): slabs of scratch_pass_columns(r) columns. */
 enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* PER_SM: blocks per multiprocessor if all parts are full, two at a time */
 static inline int64_t scratch_pass_columns(int64_t r) { return r == 8 ? 4 * WGRAD_WIDE : 3 * WGRAD_WIDE; }
 int64_t scratch_pass_partial(int64_t n_row, int64_t n_slab);
@@ -79,7 +80,7 @@ struct scratch_router_bwd scratch_router_bwd(struct device *dev, struct tensor d
 /* The experts that a product reads. */
 struct scratch_experts {
     enum grouped_way way;
-    struct tensor data; /* [count, out, in] bf16; GROUPED_AHEAD: [AHEAD_SLOTS, out, in]; absent: w is read */
+    struct tensor data; /* [count, out, in] bf16; GROUPED_AHEAD: [AHEAD_SLOTS, out, in]; absent: products read w */
     int64_t n_place;    /* experts, or min(E, M) places of a list of those that have rows */
     int64_t count;      /* places of one launch */
     int32_t *ids;       /* [n_place]; NULL: no list */
@@ -92,7 +93,8 @@ struct scratch_fp8_rows {
     struct tensor values; /* [M, in] bf16 */
 };
 struct scratch_moe_fwd {
-    bool few; /* the product reads the experts as they are, for few rows (choice_few_rows): nothing else is there */
+    bool few; /* the product has few rows and reads the experts as they are (choice_few_rows): all other members are
+                 empty */
     struct tensor
         copy; /* [M, in] bf16, the rows of x in expert order, which products read by TMA; absent: they gather */
     struct scratch_experts experts;

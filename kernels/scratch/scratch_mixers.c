@@ -3,8 +3,8 @@
 
 /* ---- attention */
 
-/* All pairs, or as many as a budget holds. n_value: weights of a row and a key; after one weight 1/16 more: 1 KiB for
- * at most 4 blocks of keys of 16 KiB. */
+/* Memory for all pairs, or for as many as the budget holds. n_value: values per row and key, 1 in the forward, 2 in the
+ * backward. The forward needs 1/16 more: 1 KiB of partial sums for 1 to 4 blocks of keys of 16 KiB. */
 static struct scratch_pairs push_pairs(struct device *dev, int64_t n_tok, int64_t n_value, const struct seqs *seqs,
                                        const struct attn_shape *shape)
 {
@@ -85,7 +85,7 @@ bool scratch_shared_tiles(const struct shared_attn_shape *shape)
 /* Memory for the items of a chunk: all items if they fit into the budget, else chunks of equal size within it. */
 static void push_items(struct device *dev, struct scratch_shared_bwd *s, int64_t n_tok, int64_t n_head)
 {
-    const int64_t budget = (int64_t)5 << 28; /* bytes of p, ds and parts together, but for one item at least */
+    const int64_t budget = (int64_t)5 << 28; /* bytes of p, ds and parts together; more if one item needs more */
     const int64_t n_all = ceil_div(n_tok, SHARED_TOKENS);
     s->weights = SHARED_TOKENS * n_head * s->n_slot;
     const int64_t item = 4 * s->weights + (s->n_window + s->n_far) * SHARED_BLOCK * SHARED_DIM * 4;

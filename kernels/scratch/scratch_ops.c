@@ -1,4 +1,5 @@
-/* scratch_ops.c - dry runs for a GPU: the table of the ops that take scratch, and a GPU that is not here. */
+/* scratch_ops.c - dry runs for a GPU: the table of the ops that take scratch, and a device for plans for a GPU that
+ * this machine does not have. */
 #include "kernels/scratch/scratch.h"
 
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* those that say nothing about scratch */

@@ -1,18 +1,19 @@
 /* adapters.cu - DoRA of a dense projection (struct dora): norms of the rows of W + scale B A, the product scaled by
- * m / norm, and its gradient. The adapters of several sequences, added to a product without one (struct lora_rows).
+ * m / norm, and its gradient. The adapters of several sequences, added to a product that has no adapter (struct
+ * lora_rows).
  *
  * Math:     norm[i] = |W_i + scale * sum over r of B[i, r] A[r, :]|; y = g y + bias + res, g = m / norm;
  *           z = g dy, dm += sum over rows of dy z / norm. Rows: y[m] += scale (x[m] A^T) B^T, A and B of row m.
  * Shapes:   norm, m, dm [rows of B] f32; A [R, in], B [rows, R] f32; y, z, dy, res [T, out] bf16, bias [out] f32.
- *           Rows: x, xa, A, B bf16, of experts in stacks.
- * Needs:    in a multiple of 8, of whole vectors of the format. Rows: R a multiple of 8, 16-byte aligned rows.
+ *           Rows: x, xa, A, B bf16, stacked by expert.
+ * Needs:    in a multiple of 8 and of the format's vector. Rows: R a multiple of 8, 16-byte aligned rows.
  * Grid:     norms: 8 warps of ROWS rows, a lane 8 columns at a time of each. fwd: a thread per value. bwd: 32 columns
  *           and 8 rows at a time, a block for all rows of its columns. Rows: x A^T has a warp per value of xa, the
  *           other product a thread per value of y; blocks of rows without an adapter end at once.
  * Bound:    norms: 2 in out R FLOPs outside the tensor cores, A from L1; fwd and bwd 4 to 6 T out bytes: memory bound.
  *           Rows: 2 R (in + out) bytes each, from L2 where rows share adapter and expert.
- * Numerics: f32, sums over a row or over all T in an order that depends only on the sizes. Rows: xa is rounded to
- *           bf16 as in products with one adapter, y once more than there. */
+ * Numerics: f32, norms f64; sums over a row or over all T in an order that depends only on the sizes. Rows: xa is
+ *           rounded to bf16, as in products with one adapter; y is rounded once more than in those. */
 #include "kernels/cuda/format/formats.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
@@ -57,7 +58,7 @@ static __device__ __forceinline__ float gain(const float *m, const float *norm, 
     return norm[row] > 0 ? m[row] / norm[row] : 0;
 }
 
-/* Rows of one segment: a [r, n_in], b [n_row, r], w's first row `first`. */
+/* The norms of the rows of one segment: a [r, n_in], b [n_row, r]; `first`: its first row in w. */
 template <typename FORMAT>
 static __global__ void __launch_bounds__(THREADS)
     row_norms(float *__restrict__ norm, const struct source s, const float *__restrict__ a, const float *__restrict__ b,

@@ -1,12 +1,12 @@
 /* amax.cu - the largest finite magnitude of each expert or of all experts, in one launch, and how many values are not
  * finite.
  *
- * Shapes:   x [E, out, in] bf16, f16 or f32; amax [E] or [1] f32, n_bad the same f64. E at most 65535.
+ * Shapes:   x [E, out, in] bf16, f16 or f32; amax [E] or [1] f32, n_bad of the same shape, f64. E at most 65535.
  * Needs:    out * in a multiple of 8 and a 16-byte aligned x for 16-byte loads; others are read a value at a time.
  * Grid:     [blocks, E] of 256 threads; a thread has 8 values in flight 4 times, several times in a large x. Every
- *           block stores its result, and the last block of an expert waits for these and combines them: no memory has
- *           to be cleared by another launch, and no block but the last ones waits. GPUs start blocks in the order of
- *           their indices, so the blocks that it waits for have started.
+ *           block stores its result. The last block of an expert waits for the results of the expert's other blocks and
+ *           combines them. GPUs start blocks in the order of their indices, so those blocks have started. No other
+ *           block waits, and no launch has to clear memory.
  * Bound:    each value read once -> memory bound.
  * Numerics: maximum of integers and sum of whole numbers, so the order of the blocks does not matter. */
 #include "kernels/cuda/parts/vec8.cuh"
@@ -21,8 +21,8 @@ enum {
     MAX_BLOCKS = 8192
 };
 
-/* The result of a block: the launch in the upper half of each word, so that a word that is read with the number of this
- * launch is complete. */
+/* The result of a block. The upper half of each word is the number of the launch: a word with the current number is
+ * complete. */
 static __device__ struct result {
     unsigned long long most, bad;
 } results[MAX_EXPERTS + MAX_BLOCKS];

@@ -52,7 +52,8 @@ struct decode_job {
     float scale;
 };
 
-/* A softmax in progress: largest score, sum of e^(score - m), of that times the lane's columns of values. */
+/* A softmax in progress: m = the largest score, the sum of e^(score - m), and the sum of e^(score - m) times the lane's
+ * columns of the values. */
 template <int WIDTH> struct state {
     float m, l, acc[WIDTH / 32];
 };

@@ -15,8 +15,7 @@
 #include "kernels/cuda/parts/attn_shared.cuh"
 
 enum { WARPS = 8, WORDS = SHARED_WIDEST / 32 }; /* WORDS: columns of a lane, at most */
-/* of the sums of parts: a thread per four columns and, while it lists the parts, per item; loads before the first use
- */
+/* shared_sum_kernel: a thread has four columns, and one item while the parts are listed; SUM_LOADS: loads in flight */
 enum { SUM_THREADS = SHARED_DIM / 4, SUM_LOADS = 8 };
 static_assert((int)SUM_THREADS == (int)SHARED_ITEMS, "a thread per item");
 
@@ -176,8 +175,8 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- what the kernels for 64, 128, ... heads of 512 columns share in the backward */
 
-/* Rows of x.part that hold terms of a row of kv, or of the entries, in the order of the tokens; columns 0 .. 255.
- * Returns their number. All threads of a block of SHARED_ITEMS call it; it ends with a barrier. */
+/* Lists the rows of x.part that hold terms of row `row` of kv, or of the entries, in the order of the tokens; for
+ * columns 0 .. 255. Returns their number. All threads of a block of SHARED_ITEMS call it; it ends with a barrier. */
 __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct shared_args &a,
                                         const struct shared_chunk &x, int row, bool entry)
 {
@@ -206,8 +205,9 @@ __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct sh
     return n;
 }
 
-/* A block adds the parts of one row, in the order of the tokens: of kv, from row0 on; later blocks, of the entries.
- * What earlier chunks added is in x.dkv and x.dentry; a row that no later token sees becomes bf16. */
+/* A block adds the parts of one row, in the order of the tokens. The first blocks have the rows of kv from row0 on, the
+ * others those of the entries. x.dkv and x.dentry have the sums of earlier chunks; a row that no later token sees is
+ * written in bf16. */
 static __global__ void __launch_bounds__(SUM_THREADS)
     shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
 {

@@ -29,7 +29,8 @@ struct split_job {
     row_view<> dwide; /* backward */
 };
 
-/* The head of this block: its first columns in wide and in qkv, its place in rstd. w NULL: of v. */
+/* The head of this block: its first columns in wide and in qkv, its place in rstd, the weight of its norm (NULL: a head
+ * of v). */
 struct head {
     int wide, qkv, at;
     const float *w;

@@ -1,14 +1,14 @@
 /* compress.cu - one entry per `ratio` tokens: a softmax over the tokens of every column.
  * Math: y = sum_j p_j value_j, p = softmax_j(gate_j + bias_j), column by column; dvalue_j = p_j dy, dgate_j = p_j dy
- *   (value_j - y). With overlap an entry also has the tokens of the entry before, whose columns a it reads.
+ *   (value_j - y). With overlap an entry also sums the tokens of the entry before it, in their columns a.
  * Shapes: kg [T, 2W] bf16: value | gate, with overlap [T, 4W]: value a | value b | gate a | gate b; bias [ratio, W or
  *   2W] f32; y, dy [N, W] bf16, pos [N] i32, cu [S+1] i32; dkg like kg. T may be 0; N >= 1.
  * Needs: fast: W a multiple of 4, 16-byte aligned rows. Otherwise a thread has one column instead of four.
  * Grid: up to 16 tokens per entry: a thread has 4 columns of one entry. More: a block has 64 columns of one entry; 16
  *   groups of 16 threads share its tokens and merge their sums. A thread loads four tokens at a time; the backward
- *   keeps them in registers when that is all. Each token and column belongs to one entry, so the backward needs no
- *   atomics. Its last S items write the zeros of tokens of no entry. At most 64
- *   registers, no spills.
+ *   keeps them in registers if an entry has no more. Each token and column belongs to one entry, so the backward needs
+ *   no atomics. The last S items of the backward write zeros for tokens that belong to no entry. At most 64 registers,
+ *   no spills.
  *   Decoding: a block per entry that the pass completes, a thread per column.
  * Bound: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
  * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end. */
@@ -106,7 +106,8 @@ static __device__ inline const float *bias_of(const struct compress_job &job, in
     return job.bias.at(j < 0 ? j + job.ratio : j) + column(job, j, col);
 }
 
-/* Softmax in progress: largest gate, sum of e^(gate - top), and of that times the value. */
+/* A softmax in progress: top = the largest gate, the sum of e^(gate - top), and the sum of e^(gate - top) times the
+ * value. */
 template <int VEC> struct state {
     float top[VEC], sum[VEC], y[VEC];
 };
@@ -172,7 +173,7 @@ static __device__ inline void add_batch(struct state<VEC> *s, const struct batch
     }
 }
 
-/* Writes the gradients of a batch; s is complete, dy divided by the sum. */
+/* Writes the gradients of a batch. s: the complete softmax; dy: dLoss/dy divided by its sum. */
 template <int VEC>
 static __device__ inline void write_batch(const struct state<VEC> &s, const float dy[VEC], const struct batch<VEC> &b,
                                           const struct compress_job &job, const struct entry &e, int base, int step,
@@ -252,8 +253,9 @@ template <int VEC> static __device__ inline void merge(struct state<VEC> *s)
     }
 }
 
-/* Items: N entries; backward: then S sequences, for the tokens of no entry. GROUPS 1: a thread per item and VEC
- * columns. Otherwise a block per item and LANES * VEC columns, whose groups share the tokens. */
+/* An item is one of N entries or, in the backward, then one of S sequences, whose tokens without an entry get zeros.
+ * GROUPS 1: a thread per item and VEC columns. Otherwise a block per item and LANES * VEC columns, whose groups share
+ * the tokens. */
 template <int VEC, int GROUPS, bool BACKWARD>
 static __global__ void __launch_bounds__(BLOCK, 4) compress_kernel(const struct compress_job job)
 {
@@ -370,7 +372,8 @@ struct compress_decode_job {
     int ratio, width, n_part;
 };
 
-/* Values and gates of token p of the entry's sequence, whose tokens here begin at row start, position first. */
+/* Values and gates of the token at position p of sequence seq. kg has the tokens from position `first` on, from row
+ * `start` on; the pages have earlier ones. */
 static __device__ inline const bf16 *pair_at(const struct compress_decode_job &job, int seq, int p, int start,
                                              int first)
 {

@@ -1,4 +1,4 @@
-/* conv.cu - short causal convolution of every column, then SiLU; below, LFM2's between two gates.
+/* conv.cu - short causal convolution of every column, then SiLU; further below, LFM2's convolution between two gates.
  * Math: y = silu(u), u[t] = bias + sum_j w[j] x[t - (J-1) + j] inside a sequence; dpre = dy silu'(u), dx[t] = sum_j
  *   w[j] dpre[t + (J-1) - j]. w and bias are frozen: no gradient.
  * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J], bias [C] f32 or absent, J <= 8. T may be 0. Decoding: tails
@@ -7,7 +7,7 @@
  * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU;
  *   blocks of 128 threads. It copies its columns of the next eight rows into shared memory, which no other thread
  *   reads, and keeps the J - 1 rows before them in registers. The backward computes u again, also of the J - 1
- *   tokens after the strip. Sequences end at any row: the branch is the same for all threads of a block. J <= 4,
+ *   tokens after the strip. Sequences may end at any row; all threads of a block take the same branch there. J <= 4,
  *   sm_90a, without bias: 93 registers and 16 KiB forward, 126 and 32 KiB backward, no spills.
  * Bound: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of loads are in flight per multiprocessor.
  * Numerics: f32 sums in a fixed order, which does not depend on the strip, one rounding at the end; e^x and the
@@ -31,7 +31,7 @@ struct place {
     int seq, start, end;
 };
 
-/* From the end of a sequence to the next one that is not empty. */
+/* Moves p from the end of a sequence to the next sequence that is not empty. */
 static __device__ inline void advance(struct place *p, const struct conv_job *job)
 {
     const int t = p->end;
@@ -157,8 +157,8 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_fwd(cons
     }
 }
 
-/* The gradient of row t - (TAPS-1), complete with d of token t; sum.row[a] is that of row t - (TAPS-1) + a so far.
- * `before`: how many tokens of the sequence come before t. */
+/* The gradient of row t - (TAPS-1), whose last term comes from token t. sum.row[a] is the gradient of row t - (TAPS-1)
+ * + a so far. `before`: how many tokens of the sequence come before t. */
 template <int TAPS>
 static __device__ inline void complete(float out[8], struct window<TAPS> *sum, const float w[TAPS][8], const float d[8],
                                        int before)
@@ -240,7 +240,7 @@ static struct conv_job job_of(struct tensor x, struct tensor w, struct tensor bi
     return job;
 }
 
-/* The longest strip of which every multiprocessor has eight blocks. */
+/* The longest strip with which every multiprocessor gets eight blocks; at least 16 tokens. */
 static int strip_of(int64_t n_tok, int64_t n_band)
 {
     int strip = 64;
@@ -286,7 +286,7 @@ extern "C" void cuda_conv_silu_bwd(struct device *dev, struct tensor dx, struct 
     CUDA_CHECK_LAUNCH();
 }
 
-/* ---- decoding: a thread per token and column, then one per sequence and column, which reads a tail before it writes
+/* ---- decoding: a thread per token and column; then a thread per sequence and column reads a tail, then replaces it
  */
 
 struct conv_decode_job {

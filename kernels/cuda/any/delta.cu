@@ -112,7 +112,7 @@ static __device__ inline void store_column(const float s[DIM], const struct delt
         if (r < a) to[((int64_t)h.n * a + r) * b + c] = s[r];
 }
 
-/* o; err for the backward; or o from the states of decoding on, which it updates. */
+/* What the kernel computes: o; err, for the backward; or in decoding o from the states of slots, which it updates. */
 enum columns { COLUMNS_O, COLUMNS_ERR, COLUMNS_DECODE };
 template <int DIM, enum columns WHAT>
 static __global__ void __launch_bounds__(MAX_DIM) columns_fwd(const struct delta_job job)
@@ -332,7 +332,7 @@ static struct delta_job job_of(struct tensor qkv, struct tensor ba, struct tenso
     return job;
 }
 
-/* The instance whose threads hold the wider of a row and a column. */
+/* The smallest instance whose threads can hold a row and a column of the state. */
 #define LAUNCH(kernel, job, grid, threads)                                                                             \
     do {                                                                                                               \
         const int64_t delta_dim = MT_MAX((job).s.key_dim, (job).s.value_dim);                                          \

@@ -162,7 +162,8 @@ static __device__ __forceinline__ void put_codes8(const struct fakequant &f, uin
     *(uint2 *)(codes + at) = make_uint2(low, high);
 }
 
-/* Rounds q to the values of the codes. The test of `inverse` that fakequant_round has is made once. */
+/* Rounds q to the values of the codes. Tests `inverse` here, so that fakequant_round need not test it for each
+ * value. */
 static __device__ __forceinline__ void round8(const struct fakequant &f, const struct fakequant_scale &s, float q[8])
 {
     if (s.inverse > 0) {
@@ -371,7 +372,7 @@ extern "C" void cuda_quant_pack(struct device *dev, struct tensor codes, struct 
     quantise(dev, x, amax, j);
 }
 
-/* ---- the gradient and the largest magnitudes: VECTORS, or a value at a time */
+/* ---- the gradient and the largest magnitudes: eight values at a time (VECTORS), or one */
 
 template <typename T, bool VECTORS>
 static __global__ void __launch_bounds__(THREADS)

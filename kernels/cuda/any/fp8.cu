@@ -79,7 +79,8 @@ static __device__ __forceinline__ void load_span(uint4 (&held)[HOLD], const bf16
     }
 }
 
-/* Writes the values that a product in bf16 reads to row m: rounded to e4m3 if the expert is exact. */
+/* Writes row m for products in bf16: rounded to e4m3 if the expert has FP8 products (expert_step > 0), else
+ * unchanged. */
 template <int HOLD>
 static __device__ __forceinline__ void write_values(const struct fp8_rows &to, const struct fp8_source &from, int64_t m,
                                                     const uint4 (&held)[HOLD], int first, float step)

@@ -1,4 +1,4 @@
-/* gated.cu - outputs with a gate: RMSNorm of every head times silu(z), RMSNorm of groups of columns times silu(z), and
+/* gated.cu - outputs with a gate: RMSNorm(x) silu(z) for every head; RMSNorm(x silu(z)) for groups of columns;
  *   attention times quick_sigmoid(gate).
  * Math: y = x r w silu(z), r = 1/sqrt(mean(x^2) + eps); with g = dy silu(z): dx = r (g w - x r mean(g w x r)), dz = dy
  *   x r w silu'(z). Groups: v = x silu(z), y = v r w. w is frozen: no gradient. y = o s, s = quick_sigmoid(gate); do =

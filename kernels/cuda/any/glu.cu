@@ -1,5 +1,5 @@
-/* glu.cu - the activation of dense feed-forward networks, with a gate per token or without; that of experts, where the
- * product has no epilogue for it; y += x; x *= factor.
+/* glu.cu - the activation of dense feed-forward networks, with or without a gate per token; the activation of experts
+ * if the product has no epilogue for it; y += x; x *= factor.
  * Math: act = gate glu(pre); dpre = glu'(pre) gate dact, dgate = <glu(pre), dact> (ops.h has the formulas).
  * Shapes: pre, dpre [T, U], act, dact [T, F] bf16, gate, dgate [T, 1] f32; x, y [T, D] bf16; all may be views.
  * Needs: F, D % 8 == 0, 16-byte aligned rows. T may be 0.

@@ -26,8 +26,9 @@ struct wgrad_args {
     int share, ld_wide;
 };
 
-/* The two rows of the wide operand that this thread copies in the step that begins at row m: their slots where they are
- * gathered; -1 beyond the end. load_rows divides, a step later: here a division would wait for the load. */
+/* The two rows of the wide operand that this thread copies in the step that begins at row m; -1 beyond the end. If rows
+ * are gathered, these are slots, which load_rows divides by top_k a step later: a division here would wait for the
+ * load. */
 struct two_rows {
     int at[2];
 };
@@ -101,7 +102,8 @@ template <int RT> static __device__ void store_tile(float *tile, float c[][4], b
     }
 }
 
-/* out += scale * tile. A thread has AT_ONCE elements in flight: a load does not pass a store. */
+/* out += scale * tile. A thread loads AT_ONCE elements before it stores the first, since loads do not overtake
+ * stores. */
 template <int RT>
 static __device__ void add_tile(const struct grouped_wgrad &g, const float *tile, const struct columns &first,
                                 int expert)

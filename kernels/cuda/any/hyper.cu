@@ -50,7 +50,7 @@ static __device__ inline float raw_pre(const struct hyper_job &j, const float *m
 /* ---- m and rstd */
 
 static __device__ inline float cut(float v) { return __uint_as_float(__float_as_uint(v) & 0xffff0000u); }
-/* The upper halves of two floats, which are bf16; the low half of the word comes first. */
+/* The upper halves of two floats as a pair of bf16; `low` is in the lower half of the word. */
 static __device__ inline uint32_t upper2(float low, float high)
 {
     return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
@@ -181,7 +181,7 @@ struct element {
     float soft, c;
 };
 
-/* Sum over the row (rows) or the column of an element, + eps; 1 outside. */
+/* The sum over the row (rows) or the column of an element. */
 static __device__ inline float line_sum(float v, bool rows)
 {
     v += __shfl_xor_sync(0xffffffffu, v, rows ? 1 : 4);
@@ -287,7 +287,7 @@ static __global__ __launch_bounds__(PER_TOKEN) void post_sum(row_view<> out, row
     }
 }
 
-/* Adds up n values per thread over a block of PER_TOKEN threads: to[v] =, in shared memory. */
+/* Sums each of n values over a block of PER_TOKEN threads. Value v goes to to[v], in shared memory. */
 template <int n> static __device__ inline void block_sums(float *to, const float v[n])
 {
     __shared__ float sums[PER_TOKEN / 32][n];

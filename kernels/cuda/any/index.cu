@@ -134,7 +134,7 @@ static __global__ void __launch_bounds__(ANY) index_scores_any(const struct inde
             index_score(job, t, job.q + t * job.ld_q, job.k + (start / job.ratio + e) * job.ld_k);
 }
 
-/* Decoding: the same with entries in pages, a block per token and ANY entries. */
+/* Decoding: the scores of entries in pages, a block per token and ANY entries. */
 static __global__ void __launch_bounds__(ANY)
     index_scores_pages(const struct index_job job, const struct page_table pages)
 {
@@ -169,7 +169,8 @@ static __device__ inline uint32_t key_at(const struct keys &k, int e)
     return k.stored ? k.stored[e] : key_of(k.score[e]);
 }
 
-/* What the warps of a block tell each other; index: 0 or 1 in turns, so that one barrier per exchange suffices. */
+/* Values that the warps of a block exchange. The first index alternates between 0 and 1, so that one barrier per
+ * exchange suffices. */
 template <int BLOCK> struct exchange {
     uint32_t of_warp[2][BLOCK / 32][2];
 };

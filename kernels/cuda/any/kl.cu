@@ -26,7 +26,7 @@ struct factors {
     bool reverse, gradient;
 };
 
-/* Of some logits: the largest, where it first stands, the sums of exp(logit - max) and exp((logit - max) / T). */
+/* Of some logits: the largest, its first index, the sums of exp(logit - max) and exp((logit - max) / T). */
 struct sums {
     float max, one, warm;
     int id;
@@ -116,8 +116,8 @@ static __device__ __forceinline__ float log_prob(float v, const struct scale_of 
 }
 
 /* A pass over both rows: with `measure` returns this thread's part of kl; with `write` the student's logits become
- * their gradient in bf16, in place as in loss.cu: a step reads its groups, all threads wait, and it writes. kl: of the
- * row, where the reverse KL is written. */
+ * their gradient in bf16, in place as in loss.cu: a step reads its groups, all threads wait, and it writes. kl: the
+ * row's KL, which the gradient of the reverse KL needs. */
 static __device__ __forceinline__ float pass(float *z, const float *y, int n, int id, struct scale_of s,
                                              struct scale_of t, struct factors f, float kl, bool measure, bool write)
 {
@@ -207,7 +207,7 @@ static __device__ __forceinline__ void write_rest(float *z, int n, int id, struc
     __syncthreads();
 }
 
-/* The logits of the ids, which -inf replaces in the row, are moved to own [K]. */
+/* Moves the logits of the ids to own [K], and replaces them in the row by -inf. */
 static __device__ __forceinline__ struct sums take_ids(float *z, int n, const int32_t *top, int n_top, float *own,
                                                        float inv_t)
 {

@@ -154,7 +154,8 @@ struct chunk {
     struct tile_sums *tile_sums; /* second path: [rows, V / 192] */
 };
 
-/* With logits; the gradient ends in the first half of every row. Returns dlogits. */
+/* The chunk with logits instead of exponentials. Returns dlogits, which are in the first half of every row of
+ * logits. */
 static struct tensor loss_from_logits(const struct chunk *c, struct tensor w, float cap, float scale, bool gradient)
 {
     const int64_t n = c->rows.shape[0], n_vocab = w.shape[0];

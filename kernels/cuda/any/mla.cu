@@ -60,8 +60,8 @@ static __device__ inline void turn(float lo[8], float hi[8], const float *cosine
     }
 }
 
-/* A piece of a head: eight copied columns, or eight pairs. Pieces are in the order q, k_nope, v (copied), then rotated
- * pairs of q, and forward of k. */
+/* A piece of a head: eight copied columns, or eight pairs. Pieces are in the order q, k_nope, v (copied), then the
+ * rotated pairs of q and, in the forward, of k. */
 struct piece {
     int head, at;
     bool rotated, key, query;

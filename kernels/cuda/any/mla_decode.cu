@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(32 * WARPS) values(const struct latent_
     }
 }
 
-/* The arguments of both; decodes kv_b where products do not read it as it is. */
+/* The arguments of both kernels. Decodes kv_b into scratch if it is not in bf16, or is fake-quantised. */
 static struct latent_job job_of(struct device *dev, struct tensor out, struct tensor in, const struct proj *kv_b,
                                 const struct mla_shape *s)
 {

@@ -138,7 +138,7 @@ extern "C" void cuda_adamw(struct device *dev, struct tensor p, struct tensor m,
     CUDA_CHECK_LAUNCH();
 }
 
-/* ---- AdamW with moments of 8 bits: a warp has a block of values, a lane eight that follow each other */
+/* ---- AdamW with moments of 8 bits: a warp has a block of values, a lane eight consecutive ones */
 
 struct adamw8_job {
     float *p;

@@ -8,7 +8,8 @@
  * Grid:     head_kernel: 512 threads per row, a pass for maximum, arg max and sums, one for the gradient.
  *           policy_kernel: a block per completion, two passes over its tokens. policy_sum: one block.
  * Bound:    head_kernel: memory, 4 N V bytes read for the loss, 4 N V read and 2 N V written for the gradient.
- * Numerics: f32 logits and sums of a row in a fixed order; f64 beyond. dlogits rounded to bf16. Bitwise repeatable. */
+ * Numerics: f32 logits and sums of a row in a fixed order; everything after that in f64. dlogits rounded to bf16.
+ *           Bitwise repeatable. */
 #include "kernels/cuda/parts/loss.cuh"
 #include "kernels/policy_value.h"
 

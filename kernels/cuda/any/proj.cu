@@ -1,5 +1,5 @@
-/* proj.cu - the matrices that products with a projection read: decoded, or fake-quantised with the adapter merged
- * (struct proj_quant), for a run of experts in one launch; and the largest magnitudes that their scales come from.
+/* proj.cu - the matrices that products of a projection read: decoded, or fake-quantised with the adapter merged (struct
+ * proj_quant), for a run of experts in one launch; and the largest magnitudes, from which their scales follow.
  *
  * Math:     m = W_e + scale * sum over r, ascending, of B_e[i, r] A_e[r, j] (fused multiply-adds); out = bf16(Q(m)),
  *           Q as kernels/format/fakequant.h defines it. amax: largest bits of |m|, so a NaN stays a NaN.
@@ -97,7 +97,8 @@ static __device__ __forceinline__ void quantise(float x[VECTOR], const struct fa
     for (int j = 0; j < VECTOR; j++) x[j] = fakequant_value(&f, &s, fakequant_round(&f, &s, x[j]));
 }
 
-/* AMAX: the largest magnitude into p.amax; otherwise the fake-quantised values into out, whose first place is `first`.
+/* AMAX: stores the largest magnitudes in p.amax. Otherwise stores the fake-quantised matrices in out, beginning with
+ * place `first` (cuda.h).
  */
 template <typename FORMAT, bool AMAX>
 static __global__ void __launch_bounds__(THREADS, 2)

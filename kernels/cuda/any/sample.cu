@@ -6,8 +6,8 @@
  *   a token outside the vocabulary traps.
  * Grid: 512 threads per row; 92 registers, 3,728 bytes of shared memory; no spills (sm_80, sm_90a, sm_100).
  * Bound: memory: 4*V bytes per row and pass. Passes: one for maximum and sum; one more after edits or with a
- *   temperature; one for the draw; top_k, the largest logits: four; top_p: five. The draw computes Philox and noise in
- *   f32 for each token, in f64 only where the token may be the arg max.
+ *   temperature; one for the draw; four for top_k and four for the list of the largest logits; five for top_p. The draw
+ *   computes Philox and noise in f32 for each token, in f64 only where the token may be the arg max.
  * Numerics: sums of exponentials in f32, weights of filters as integers, so that neither their order nor that of the
  *   atomics changes bits. Keys, noise and edits are those of the CPU to an ulp of exp and log. Rows do not change each
  *   other's bits. */

@@ -206,7 +206,7 @@ static cudaStream_t after_stream(cudaStream_t s)
     return s;
 }
 
-/* When s gets here, the GPU writes the number of the collective to the host. */
+/* When s reaches this point, the GPU writes the number of the collective to host memory. */
 static void mark(cudaStream_t s, CUdeviceptr marks, int stream)
 {
     const CUresult rc =

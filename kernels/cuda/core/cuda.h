@@ -16,16 +16,16 @@ typedef __nv_bfloat16 bf16;
 struct cuda {
     cudaStream_t stream;
     int index;           /* among the GPUs that this process sees */
-    int n_sm, all_sm;    /* multiprocessors that launches take, at most; those of the GPU's context */
+    int n_sm, all_sm;    /* multiprocessors: the most that launches use; all of the GPU's context */
     int capability;      /* compute capability: 10 * major + minor */
     bool integrated;     /* device and host memory are one */
     bool host_pointers;  /* kernels can use the host's addresses of memory that cudaHostRegister has pinned */
-    enum cuda_arch arch; /* kernels for it run where they exist, else those of CUDA_SM80 */
+    enum cuda_arch arch; /* an op uses its kernels for this architecture, or, without any, those of CUDA_SM80 */
     char name[256];
 };
 extern struct cuda cuda;
 
-/* Whether a row of a table of variants is for the kernels that run: `archs` has bits ARCH_BIT. */
+/* Whether a row of a table of variants is for the architecture of cuda.arch. archs: bits ARCH_BIT. */
 static inline bool cuda_runs(unsigned archs) { return archs & ARCH_BIT(cuda.arch); }
 #define EVERY_ARCH (~0u)
 
@@ -114,13 +114,13 @@ void cuda_peers_acquire(cudaStream_t s);
  * the device, or NULL. With offs, places without rows are skipped: their part of `out` is not written. */
 extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *ids,
                              const int32_t *offs);
-/* Decodes all of w into scratch_matrices, unless these are w's own. */
+/* Decodes all of w into `matrices`, of scratch_matrices; does nothing if these are w's own memory. */
 void cuda_fill_matrices(struct tensor matrices, const struct weight *w);
 
 /* ---- proj.cu */
 
-/* cuda_dequant and cuda_fill_matrices for the matrices that products with proj read: fake-quantised where proj->quant
- * is set. */
+/* cuda_dequant and cuda_fill_matrices for the matrices that products of proj read: fake-quantised if proj->quant is
+ * set. */
 void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *ids,
                       const int32_t *offs);
 void cuda_fill_dense(struct tensor dense, const struct proj *proj);

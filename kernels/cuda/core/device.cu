@@ -64,8 +64,8 @@ static void gpu_free_host(void *p, int64_t bytes)
     memory_unmap(p, bytes);
 }
 
-/* Of an integrated GPU cudaMemGetInfo does not count what the system gives up for others, such as its cache of files.
- * What others use is not known: `used` is what has gone since this process opened the GPU. */
+/* On an integrated GPU cudaMemGetInfo leaves out memory that the system can reclaim, such as its file cache. The use of
+ * other processes is not known there: `used` is the free memory lost since this process opened the GPU. */
 static int64_t free_before;
 static bool gpu_integrated(void) { return cuda.integrated; }
 
@@ -85,7 +85,7 @@ static int64_t gpu_used_bytes(void)
     return (int64_t)(total - available);
 }
 
-/* A process that ended after this one opened the GPU may have held memory then. */
+/* At most the memory in use now: another process may have ended since `fixed` was measured. */
 static int64_t gpu_fixed_bytes(void) { return MT_MIN(fixed, gpu_used_bytes() + LAUNCHED_LATER); }
 
 void cuda_note_fixed(void) { fixed = gpu_used_bytes() + LAUNCHED_LATER; }

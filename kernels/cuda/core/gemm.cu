@@ -82,7 +82,8 @@ void cuda_gemm_open(void)
 {
     CUBLAS_CHECK(lt.Create(&lt.handle));
     CUDA_CHECK(cudaMalloc(&lt.workspace, WORKSPACE));
-    /* NaN: cuBLASLt's sums of partial products read parts that it has not written, and must not use them. */
+    /* Filled with NaN: cuBLASLt's split-K sums read parts that it has not written. If a sum used one, it would be
+     * NaN. */
     CUDA_CHECK(cudaMemsetAsync(lt.workspace, 0xff, WORKSPACE, cuda.stream));
 }
 
@@ -202,8 +203,7 @@ void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool 
         c.shape[0], c.shape[1], k, a.ld, b.ld, c.ld, ta, tb, c.dtype == DT_F32, (int32_t)(places & (~places + 1))};
     struct product p;
     describe(&p, &s);
-    const struct shape choices[] = {round_rows(s),
-                                    s}; /* s: when the algorithm of the rounded shape does not support s */
+    const struct shape choices[] = {round_rows(s), s}; /* the second if the first one's algorithm does not support s */
     cublasStatus_t rc = CUBLAS_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < 2 && (rc == CUBLAS_STATUS_NOT_SUPPORTED || rc == CUBLAS_STATUS_INVALID_VALUE); i++)
         rc = lt.Matmul(lt.handle, &p.desc, &alpha, b.data, &p.a, a.data, &p.b, &beta, c.data, &p.c, c.data, &p.c,

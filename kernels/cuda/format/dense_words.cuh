@@ -30,7 +30,7 @@ static __device__ inline uint32_t pack2(float low, float high)
     return (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16 |
            __bfloat16_as_ushort(__float2bfloat16_rn(low));
 }
-/* The same bits by one instruction of PTX, where pack2 has three. */
+/* The bits of pack2 by one PTX instruction instead of three. */
 static __device__ __forceinline__ uint32_t bf16_pack(float low, float high)
 {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

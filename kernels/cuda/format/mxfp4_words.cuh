@@ -54,8 +54,8 @@ static __device__ __forceinline__ void decode_word(uint32_t pair[4], const struc
     }
 }
 
-/* The eight values of the nibbles of c by tables of sixteen, bytes low and high of bf16: pair i has nibbles 2 i + 1 and
- * 2 i, as NF4 orders them. */
+/* The values of the eight nibbles of c, from a table of sixteen bf16 that is split into low and high bytes. Pair i has
+ * nibbles 2 i + 1 and 2 i, as NF4 orders them. */
 static __device__ __forceinline__ void nibble_pairs(uint32_t pair[4], const uint32_t low[4], const uint32_t high[4],
                                                     uint32_t c)
 {
@@ -73,8 +73,8 @@ static __device__ __forceinline__ void nibble_pairs(uint32_t pair[4], const uint
     }
 }
 
-/* What the bits of an e2m1 code in bf16, exponent and mantissa in bits 8 .. 6, are multiplied by: 2^126 and an e8m0
- * scale. Above 2^1 that is no bf16, and `more`, else 0, is a second factor. */
+/* An e2m1 code whose exponent and mantissa are moved to bits 8 .. 6 of a bf16 has 2^-126 times its value. factor: 2^126
+ * times the e8m0 scale. bf16 cannot hold that for a scale above 2^1: `more` is then the second factor, else 0. */
 struct mxfp4_factors {
     uint32_t factor, more;
 };

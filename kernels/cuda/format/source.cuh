@@ -51,7 +51,7 @@ static __device__ __forceinline__ void weight_load8(float v[8], const struct sou
     FORMAT::values8(v, s, codes_of<FORMAT>{s}, 0, i >> 3);
 }
 
-/* The base of FORMAT, two codes in a byte. FORMAT has code(s, c), and
+/* The base of a FORMAT with two codes per byte. FORMAT has code(s, c), and
  *   block         values per scale; 0: s.w.block
  *   high_first    whether an even element is in the high nibble
  *   scale(s,e,b)  of block b of expert e */

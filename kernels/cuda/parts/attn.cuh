@@ -31,10 +31,11 @@ struct attn_args {
     int64_t ld_dqkv;
     float2 *stat;   /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; then one entry that makes p = 0 */
     int stat_group; /* number of adjacent heads in stat */
-    struct scratch_pairs pairs; /* Hopper kernels for heads of 512: weights */
-    float *dq_sum;    /* the same: sums of dk and dv; Hopper kernels whose blocks of keys add to dq: its sums */
-    uint32_t *turn;   /* the latter: [K, T] zeros: blocks of keys that have added to the tile that begins at a token */
-    uint32_t *ticket; /* the latter: a zero */
+    struct scratch_pairs pairs; /* Hopper, heads of 512: weights */
+    float *dq_sum;  /* f32 sums on Hopper: of dk and dv (heads of 512); of dq, where blocks of keys add to it */
+    uint32_t *turn; /* with sums of dq: [K, T] zeros; counts the blocks of keys that have added to the tile that begins
+                       at a token */
+    uint32_t *ticket;      /* with sums of dq: a zero */
     const int32_t *prefix; /* of struct seqs, or NULL; read by kernels with PREFIX alone */
 };
 
@@ -45,8 +46,8 @@ __host__ __device__ static inline int attn_mean_keys(const struct attn_args &a, 
     return MT_MIN((len + 1) / 2, a.window);
 }
 
-/* Whether the forward on Hopper bounds the scores of a sequence (BOUNDED_KEYS): key_norm has an entry per kv head for
- * each BOUNDED_LEN rows of the batch, the bits of the largest |k|^2. */
+/* Whether the forward on Hopper bounds the scores of a sequence by the norms of its keys (BOUNDED_KEYS). For each
+ * BOUNDED_LEN rows of the batch and each kv head key_norm has the bits of the largest |k|^2. */
 __host__ __device__ static inline bool attn_bounded(const struct attn_args &a, int len)
 {
     return (int64_t)attn_mean_keys(a, len) * (a.n_head / a.n_kv) >= BOUNDED_KEYS;
@@ -77,9 +78,9 @@ __device__ static inline int blocks_behind(const struct attn_args &a, int n, int
     for (int s = threadIdx.x % 32; s < a.n_seq; s += 32) sum += max(blocks_of(a, s, size) + 1 - n, 0);
     return __reduce_add_sync(~0u, sum);
 }
-/* The same slots in another order: blocks with the most blocks of their sequence behind them first, so that short ones
- * end last. For kernels whose blocks hold keys: the work of such a block is the number of blocks of queries after it.
- * All lanes of a warp call it. */
+/* find_block with the slots in another order: blocks followed by the most blocks of their sequence come first, so that
+ * short ones end last. For kernels whose blocks hold keys: the work of such a block is the number of blocks of queries
+ * after it. All lanes of a warp call it. */
 __device__ static inline struct seq_block find_longest(const struct attn_args &a, int slot, int size)
 {
     enum { MOST = 256 }; /* counting the blocks of more sequences takes too long */
@@ -111,8 +112,8 @@ static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head
  *
  * An op first computes all sequences as if they had no prefix, on Hopper with its kernels. Then the kernels with PREFIX
  * add the keys of prefixes: the forward continues the softmax from o and lse, which already include sink and own keys;
- * the backward, which needs only the final lse and o, adds to the gradients in dqkv. So o, and the gradients of
- * queries and of a base, are rounded to bf16 once more, and batches without prefixes run the same kernels as before. */
+ * the backward, which needs only the final lse and o, adds to the gradients in dqkv. So o, and the gradients of queries
+ * and of a base, are rounded to bf16 once more. Batches without prefixes run only the kernels without PREFIX. */
 
 /* Keys are numbered by position, and so are queries: query i of the sequence is at position i + shift. */
 struct attn_keys {
@@ -202,8 +203,8 @@ template <int MT, int NT> __device__ static inline void mask_beyond(float c[MT][
 
 /* ---- tiles ---- */
 
-/* DIM is 64, 128 or 256, the smallest that holds a head. Query rows of a warp / 16; fewer for wide heads, so that the
- * accumulators stay in registers. */
+/* DIM is 64, 128 or 256, the smallest that holds a head. The number of 16-row tiles of queries per warp: fewer for wide
+ * heads, so that the accumulators stay in registers. */
 template <int DIM> __host__ __device__ constexpr int query_tiles(void) { return DIM == 256 ? 1 : 2; }
 
 /* Values of kv head `kv` of a row of q | k | v: the column where they begin. */

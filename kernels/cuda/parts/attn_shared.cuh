@@ -90,7 +90,7 @@ __device__ static inline float exp2_approx(float x)
 
 enum { SHARED_COLUMNS = 256 }; /* columns of an item */
 
-/* The backward takes the tokens in chunks; this is one, and its scratch. Slots are the keys of a token. */
+/* The backward processes the tokens in chunks. A chunk and its scratch; slot i of a token is its i-th key. */
 struct shared_chunk {
     int first, n;        /* tokens */
     int n_slot;          /* slots of a token */
@@ -100,8 +100,8 @@ struct shared_chunk {
     float *dkv, *dentry; /* [T, 512], [N, 512]: sums so far, of rows that later tokens see too */
 };
 /* An item of the gradients of keys: 192 rows, columns 256 half ..., and the tokens first .. first + n - 1. Row r is row
- * near + r of kv while r < split, then row far + r - split of the entries: the window of 32 tokens leaves rows for the
- * first entries that they see. */
+ * near + r of kv while r < split, then row far + r - split of the entries: the windows of 32 tokens do not fill all
+ * rows, and the rest hold the first entries that these tokens see. */
 struct shared_item {
     int first, n, half, near, split, far;
     bool seen; /* a token may see a row; otherwise the item is not computed */

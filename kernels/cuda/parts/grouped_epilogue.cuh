@@ -73,7 +73,8 @@ __device__ __forceinline__ float glu_gradient(const struct glu_form &f, float ga
     return uo * gs;
 }
 
-/* The same for plain SwiGLU: half the instructions, since the compiler cannot remove what a limit needs. */
+/* glu_value and glu_gradient for plain SwiGLU: half the instructions, since the compiler cannot remove those for a
+ * limit. */
 __device__ __forceinline__ float swiglu_value(float gate, float up) { return up * (gate * fast_sigmoid(gate)); }
 __device__ __forceinline__ float swiglu_gradient(float gate, float up, float dh, float *dgate, float *dup)
 {
@@ -289,7 +290,7 @@ template <int LAYOUT> __device__ __forceinline__ struct pre8 load_columns(const 
     return p;
 }
 
-/* Columns n .. n+7 of row m, rounded; GROUPED_GLU: also their activations, of four pairs. */
+/* Stores columns n .. n+7 of row m, rounded. GROUPED_GLU: also the activations of their four pairs. */
 template <int EPILOGUE>
 __device__ __forceinline__ void grouped_store8(const struct grouped &g, int64_t m, int64_t n, uint4 v)
 {

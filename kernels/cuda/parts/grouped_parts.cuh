@@ -64,7 +64,7 @@ static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgr
 enum { MAX_TILES = 1 << 14 };
 static __device__ int arrived[MAX_TILES];
 
-/* Writes this part's sums of tile `tile` of `tiles` to scratch: [parts of all experts, tiles, N, threads] of four. */
+/* Writes this part's sums of tile `tile` of `tiles` to scratch: [parts of all experts, tiles, N, threads] float4. */
 template <int N>
 static __device__ __forceinline__ void store_part(const struct grouped_wgrad &g, const float (&c)[N][4],
                                                   const struct unit &u, int64_t tile, int64_t tiles)

@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_async16(uint32_t shared, const void *global
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
-/* The same where the rest of the row is read next: L2 fetches all 128 bytes around these 16 from DRAM. */
+/* copy_async16 for rows of which other chunks are read next: L2 fetches all 128 bytes around these 16 from DRAM. */
 __device__ __forceinline__ void copy_async16_of_row(uint32_t shared, const void *global, int bytes)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
@@ -59,7 +59,7 @@ __device__ __forceinline__ void mma_bf16(float c[4], const uint32_t a[4], const 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-/* The same of a [16, 8], b [8, 8]: a (i, 2q), (i+8, 2q); b (2q, i). */
+/* mma_bf16 of a [16, 8] and b [8, 8]: a (i, 2q), (i+8, 2q); b (2q, i). */
 __device__ __forceinline__ void mma_bf16_k8(float c[4], const uint32_t a[2], const uint32_t b[1])
 {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"

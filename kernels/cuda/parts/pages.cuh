@@ -41,7 +41,8 @@ static inline struct pass_tokens tokens_of(const struct past *p)
     return {i32_ptr(p->seqs->cu), i32_ptr(p->pos), (int)p->seqs->n_seq};
 }
 
-/* Entry e of sequence seq, which has this row among the entries that the pass completes. */
+/* A decoding pass writes the entries that it completes to rows. This is the entry of one row: entry e of sequence
+ * seq. */
 struct complete_entry {
     bool found;
     int seq, e;

@@ -16,7 +16,7 @@ static inline struct angles angles_of(struct tensor pos, struct tensor table)
     return {i32_ptr(pos), rows_of<float>(table), table.shape[0]};
 }
 
-/* The row of position p, which must be in the table; otherwise the kernel traps, and threads with `tell` say why. */
+/* The row of position p, which must be in the table; otherwise the kernel traps, and threads with `tell` print why. */
 static __device__ inline const float *angles_at(const struct angles &a, int64_t p, bool tell)
 {
     if (p < 0 || p >= a.n_pos) {

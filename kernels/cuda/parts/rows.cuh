@@ -16,7 +16,7 @@ template <typename T = bf16> static inline row_view<T> rows_of(struct tensor x)
 {
     return {x.ndim ? (T *)x.data : NULL, x.ld};
 }
-/* The same for 16-byte loads and stores of `what`, as in "a gated norm". */
+/* rows_of, for kernels that load and store 16 bytes. An error names the op by `what`, as in "a gated norm". */
 template <typename T = bf16> static inline row_view<T> aligned_rows(struct tensor x, const char *what)
 {
     MT_REQUIRE(!x.ndim || rows_aligned(x), "the rows of %s are not 16-byte aligned: %p, %lld apart", what, x.data,

@@ -7,7 +7,8 @@
 
 #include "kernels/ops/ops.h"
 
-/* The last of the indices 0 .. n - 1 for which holds(index) is true; it is false for all after that. 0: for none. */
+/* The last index of 0 .. n - 1 for which holds(index) is true; 0 if there is none. holds must be true up to some index
+ * and false after it. */
 template <typename HOLDS> static __device__ __forceinline__ int last_index(int n, const HOLDS &holds)
 {
     int low = 0, high = n - 1;
@@ -21,7 +22,8 @@ template <typename HOLDS> static __device__ __forceinline__ int last_index(int n
     return low;
 }
 
-/* The last sequence that begins at a row before `row` or at it; an empty one that begins there too comes before it. */
+/* The sequence that contains `row`: the last one that begins at this row or before. Empty sequences that begin there
+ * too come earlier. */
 template <typename ROW> static __device__ __forceinline__ int sequence_at(const int32_t *cu, int n_seq, ROW row)
 {
     return last_index(n_seq, [&](int s) { return cu[s] <= row; });

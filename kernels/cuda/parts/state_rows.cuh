@@ -1,5 +1,5 @@
-/* state_rows.cuh - what the kernels of recurrences share that compute token by token: a thread holds a row or a column
- * of a state in DIM registers. */
+/* state_rows.cuh - shared by the kernels that compute a recurrence token by token: a thread holds a row or a column of
+ * a state in DIM registers. */
 #ifndef MT_CUDA_STATE_ROWS_H
 #define MT_CUDA_STATE_ROWS_H
 

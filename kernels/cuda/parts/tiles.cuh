@@ -80,7 +80,7 @@ template <int MT, int NT, int DIM> __device__ static inline void dot_rows(float 
     }
 }
 
-/* The same with a in registers: an operand that is the same for all tiles is read once. */
+/* dot_rows with a in registers, for an operand that is the same for all tiles and is read once. */
 template <int MT, int NT, int DIM>
 __device__ static inline void dot_registers(float c[MT][NT][4], const uint32_t a[DIM / 16][MT][4], uint32_t b)
 {

@@ -6,7 +6,8 @@
 
 #include "kernels/cuda/parts/rows.cuh"
 
-/* The two magnitudes of a word, and the larger ones of two words; a NaN loses. */
+/* A word holds two bf16. magnitudes2 clears their signs; larger2 and smaller2 compare both, and return the number where
+ * one is NaN. */
 static __device__ __forceinline__ uint32_t magnitudes2(uint32_t w) { return w & 0x7fff7fffu; }
 static __device__ __forceinline__ uint32_t larger2(uint32_t a, uint32_t b)
 {

@@ -20,7 +20,7 @@
  *   sequence are loaded as zeros, so NaN and infinity stay in their sequence. */
 #include "kernels/cuda/parts/attn.cuh"
 
-enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one when the registers hold only one */
+enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one where registers hold only one */
 
 /* Rows of a stage; rows of it that a warp processes at a time; keys of a block of dkv, 32 or 16 for each of 4 warps;
  * queries of a block of dq. */
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct at
     }
 }
 
-/* The step in stat to head g of the same group and t rows on. Only with PREFIX stat may have a group of several heads.
+/* The distance in stat to head g of the same group, t rows further. Groups in stat have several heads only with PREFIX.
  */
 template <bool PREFIX> __device__ static inline int64_t stat_step(const struct attn_args &a, int g, int64_t t)
 {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
     const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, kv);
     const bf16 *dout = a.dout + of.first * a.ld_dout + kv * group * a.dim_v;
     const float2 *stat = stat_at<PREFIX>(a, kv * group, of.first);
-    /* Tiles: keys, values, two stages. HELD: keys go to registers, and lie where the second stage will be. */
+    /* Tiles: keys, values, two stages. HELD: keys are loaded to registers from the place of the second stage. */
     constexpr bool HELD = DIM == 256;
     const uint32_t start = shared_address(smem), v_tile = HELD ? start : start + k_bytes;
     const uint32_t stages = HELD && !(GRADS & DK) ? start : v_tile + k_bytes, stats = stages + 4 * q_bytes;

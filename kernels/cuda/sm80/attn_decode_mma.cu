@@ -77,7 +77,7 @@ static __device__ __forceinline__ float quad_max(float x)
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/* Scores become weights 2^(score - m); m and l go on, o is scaled. p: the operand of p v. */
+/* Turns scores into weights 2^(score - m); updates m and l, and rescales o. p: the operand of p v. */
 template <int DIM> static __device__ __forceinline__ void weigh(struct softmax<DIM> *s, uint32_t p[4], float c[2][4])
 {
 #pragma unroll
@@ -164,7 +164,8 @@ template <int DIM> struct merged {
     float m[WARPS][HEADS], l[WARPS][HEADS], o[WARPS][HEADS][widths<DIM>::VALUES];
 };
 
-/* In o lanes have columns 16 q + 8 (x % 2) + j of every 64 in o[.][j][x]. */
+/* Writes a warp's softmax to shared memory. o[.][j][x] of lane q of a quad is column 16 q + 8 (x % 2) + j of every
+ * 64. */
 template <int DIM>
 static __device__ __forceinline__ void share(struct merged<DIM> *to, const struct softmax<DIM> *s, int warp)
 {

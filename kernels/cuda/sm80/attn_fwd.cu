@@ -71,7 +71,7 @@ template <int MT, int NT> __device__ static inline void rescale(float acc[MT][NT
     }
 }
 
-/* Goes on from o and lse of a warp's rows, the first of them row t of the batch, of which n_row exist. */
+/* Continues the softmax from o and lse of a warp's rows. The first is row t of the batch; n_row of them exist. */
 template <int MT, int DIM>
 __device__ static inline void resume(float acc[MT][DIM / 8][4], float max[2 * MT], float sum[2 * MT],
                                      const struct attn_args &a, int64_t t, int n_row, int head)

@@ -9,8 +9,8 @@
  *   multiplies while the other weighs, loads or stores.
  *   dkey: 8 warps per item and 64 of its rows; two stages of 64 rows of weights and 256 columns of dout or q of 64
  *   heads, 88 KiB. Two blocks per SM where shared memory has room.
- * Bound: clocks per tile of 16 keys and 32 heads: products, at the rate of 8.0, 512 in the forward and 768 in dq;
- *   shared memory, at 128 bytes per clock, 550 and 900. 800 per stage of dkey. From L2 16 KiB per tile.
+ * Bound: clocks per tile of 16 keys and 32 heads: products, at the rate of compute capability 8.0, 512 in the forward
+ *   and 768 in dq; shared memory, at 128 bytes per clock, 550 and 900. 800 per stage of dkey. From L2 16 KiB per tile.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
 #include "kernels/cuda/parts/attn.cuh"
 #include "kernels/cuda/parts/attn_shared.cuh"
@@ -45,16 +45,16 @@ enum {
 };
 static_assert((int)HEADS_BYTES == 2 * (int)OWN_BYTES, "a warp's part of the queries fits into two stages");
 
-/* The key of a tile that this lane finds for copy_keys: each half of a warp copies every second one. */
+/* The key of a tile that this lane finds for copy_keys: each half of a warp copies every second key. */
 __device__ static inline int found_key(void) { return threadIdx.x % 8 * 2 + threadIdx.x % 32 / 16; }
-/* This lane's key of tile i, of a token's n: an entry, or, negative, a row of kv before row t + 1. Called a tile before
- * copy_keys uses it, so that no warp waits for the list. */
+/* This lane's key of tile i, of a token t with n keys. A result e >= 0 is entry e, a negative one row t + 1 + e of kv.
+ * It is called one tile ahead of copy_keys, so that no warp waits for the list. */
 __device__ static inline int find_key(const struct sight &s, int i, int n)
 {
     const int k = i * KEYS + found_key(), e = k - s.n_near;
     return s.list && e >= 0 && k < n ? s.list[e] : e;
 }
-/* Starts the copy of this warp's columns of tile i of token t, as one group; zeros after the last key. found: of
+/* Starts the copy of this warp's columns of tile i of token t, as one group; zeros after the last key. found: from
  * find_key. */
 __device__ static inline void copy_keys(uint32_t to, const struct shared_args &a, const struct sight &s, int t, int i,
                                         int n, int found)
@@ -100,7 +100,7 @@ __device__ static inline void find_scores(float x[2][2][4], const uint32_t q[OWN
     for (int step = 0; step < OWN / 16; step++) dot_step<2, 2, OWN>(x, q[step], cols, step);
 }
 
-/* acc [32 heads, this warp's columns] += weights of a tile times its keys. rows: of lane_rows. */
+/* acc [32 heads, this warp's columns] += weights of a tile times its keys. rows: address from lane_rows. */
 __device__ static inline void add_keys(float acc[2][OWN / 8][4], const uint32_t w[2][4], uint32_t rows)
 {
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ static inline struct place place_of(const struct shared_args &a, int 
 
 /* ---- forward */
 
-/* Where a term is: no bank conflicts in put_terms and add_terms. */
+/* The place of a term in shared memory, without bank conflicts in put_terms and add_terms. */
 __device__ static inline int sum_offset(int head, int key) { return head * KEYS + (key ^ (head & 2) * 4); }
 /* Writes this warp's terms of [32 heads, 16 keys]. */
 __device__ static inline void put_terms(float *sums, const float x[2][2][4])
@@ -164,7 +164,7 @@ __device__ static inline void add_terms(float x[4], const float *sums)
     for (int w = 1; w < WARPS; w++) x[0] += y[w].x, x[1] += y[w].y, x[2] += y[w].z, x[3] += y[w].w;
 }
 
-/* Byte offset of 8 keys of a head in the weights of a tile: no bank conflicts of ldmatrix. */
+/* Byte offset of 8 keys of a head in the weights of a tile, without bank conflicts of ldmatrix. */
 __device__ static inline uint32_t weight_offset(int head, int chunk)
 {
     return head * KEYS * 2 + ((chunk ^ (head >> 2 & 1)) << 4);
@@ -186,8 +186,8 @@ __device__ static inline void load_weights(uint32_t w[2][4], uint32_t weights)
 struct softmax {
     float max, sum;
 };
-/* Weights of tile i from the sums of its scores; the factors by which they scale the output so far. The maximum grows
- * only when a score exceeds it by more than 8: weights stay below 2^8, and outputs rarely change. */
+/* Computes the weights of tile i from the sums of its scores, and the factors by which the output so far is rescaled.
+ * The maximum grows only when a score exceeds it by more than 8: weights stay below 2^8, and outputs rarely change. */
 __device__ static inline void weigh(struct softmax *t, float *factor, char *weights, const float *sums, int i, int n,
                                     float c)
 {
@@ -207,7 +207,7 @@ __device__ static inline void weigh(struct softmax *t, float *factor, char *weig
     if (lane_key() == 0) factor[lane_head()] = f;
     put_weights(weights, make_uint2(pack2(w[0], w[1]), pack2(w[2], w[3])));
 }
-/* Multiplies the rows of o by these factors, most of which are 1. */
+/* Multiplies the rows of o by the factors from weigh, most of which are 1. */
 __device__ static inline void scale_rows(float o[2][OWN / 8][4], const float *factors)
 {
     float f[4];
@@ -289,20 +289,20 @@ static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const
 
 /* ---- dq */
 
-/* dq turns the heads: row 8 b + i of the operands of warp w is head 8 (b + w) + i modulo 32, so that rows 0 .. 7 are
- * the heads that the warp weighs, whose own terms stay in registers. Sums of a tile, [4, 4, 2, 32] float2: for each
- * warp w and r = 1, 2, 3 what warp w - r has found of 8 heads and 16 keys, in the layout of an accumulator; in the
- * place of r = 0 are the weights of its 8 heads. */
+/* In dq each warp rotates the order of the heads: row r of the operands of warp w is head (r + 8 w) % 32. So the first
+ * 8 rows are the heads whose weights the warp computes, and its own terms of these stay in registers. Sums of a tile
+ * are [4, 4, 2, 32] float2: place (w, r), r = 1, 2, 3, has the terms that warp w - r computed of the 8 heads of warp w
+ * and 16 keys, in the layout of an accumulator. Place (w, 0) has the weights of these heads. */
 __device__ static inline int turned(int row) { return (row + threadIdx.x / 32 * 8) % HEADS; }
 /* Returns x, but hides from the compiler that x is constant: so addresses derived from x are computed again for each
- * tile. There are no registers to keep them. */
+ * tile, as registers do not suffice to keep them. */
 __device__ static inline uint32_t hidden(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
-/* x, y [32 heads, 16 keys]: products of q and of dout with a tile over this warp's columns. rows: of dout in shared
- * memory. Loads are a step ahead of the products. */
+/* x, y [32 heads, 16 keys]: products of q and of dout with a tile over this warp's columns. rows: addresses of dout in
+ * shared memory. Loads are a step ahead of the products. */
 __device__ static inline void find_both(float x[2][2][4], float y[2][2][4], const uint32_t q[OWN / 16][2][4],
                                         const uint32_t rows[2], uint32_t cols)
 {
@@ -330,7 +330,7 @@ __device__ static inline float2 terms_of(const float x[2][2][4], int r, int n)
 {
     return make_float2(x[r / 2][n][r % 2 * 2], x[r / 2][n][r % 2 * 2 + 1]);
 }
-/* Writes this warp's terms for the other warps; own: those of its heads. */
+/* Writes this warp's terms of the other warps' heads for those warps. own: the terms of its own heads. */
 __device__ static inline void give_terms(float2 *sums, float2 own[2], const float x[2][2][4])
 {
 #pragma unroll
@@ -349,15 +349,15 @@ __device__ static inline void take_terms(float x[4], const float2 own[2], const 
 #pragma unroll
     for (int j = 2; j < 2 * WARPS; j++) x[j % 2 * 2] += y[j].x, x[j % 2 * 2 + 1] += y[j].y;
 }
-/* Byte offset of 8 keys of a head in a tile's sums: no bank conflicts of ldmatrix. */
+/* Byte offset of 8 keys of a head in a tile's sums, without bank conflicts of ldmatrix. */
 __device__ static inline uint32_t shared_weight(int head, int chunk)
 {
     return head / 8 * WARPS * 32 * 16 + head % 8 * KEYS * 2 + ((chunk ^ (head >> 2 & 1)) << 4);
 }
-/* This lane has keys lane_pair() and the next, and those 8 further. */
+/* This lane has keys lane_pair(), + 1, + 8 and + 9 of a tile. */
 __device__ static inline int lane_pair(void) { return threadIdx.x % 4 * 2; }
-/* Stores this lane's 8 heads and one of keys 8 half .. 8 half + 7 of a tile in scratch. Of 32 heads, 8 j + 2 i + e is
- * at place 8 i + 2 j + e there: ldmatrix gives a lane two of each 8. n_key: keys of the tile from 8 half on. */
+/* Stores this lane's 8 heads and one of keys 8 half .. 8 half + 7 of a tile in scratch. In scratch, head 8 j + 2 i + e
+ * of 32 is at place 8 i + 2 j + e, as ldmatrix gives a lane two of each 8. n_key: keys of the tile from 8 half on. */
 __device__ static inline void store_weights(bf16 *to, const float2 *sums, int half, int n_key)
 {
     const int lane = threadIdx.x % 32;
@@ -366,7 +366,7 @@ __device__ static inline void store_weights(bf16 *to, const float2 *sums, int ha
     if (lane / 4 < n_key) store16(to, make_uint4(w[0], w[1], w[2], w[3]));
 }
 
-/* o of this lane's head, a quarter of its columns. Volatile: the loads stay where they are. */
+/* Loads o of this lane's head, a quarter of its columns. volatile keeps the compiler from moving the loads. */
 __device__ static inline void load_outputs(uint4 u[16], const bf16 *o)
 {
 #pragma unroll
@@ -554,7 +554,8 @@ __device__ static inline void add_unit(float acc[2][8][4], uint32_t weights, uin
     }
 }
 
-/* Stores the rows of `sum` that the sequence owns; rest: zeros in those that are not in `written`, a bit per row. */
+/* Stores the rows of `sum` that the sequence owns, and sets their bits in *written. rest: stores zeros in the rows
+ * whose bits are not set. */
 __device__ static inline void store_sums(float *to, const float sum[2][8][4], int row, const struct shared_item &m,
                                          int4 owned, int *written, bool rest)
 {

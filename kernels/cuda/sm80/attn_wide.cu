@@ -97,7 +97,7 @@ __device__ static inline void weigh(float p[1][STAGE / 8][4], struct progress *s
     }
 }
 
-/* Goes on from o and lse of the warp's rows, the first of them row t of the batch, of which n_row exist. */
+/* Continues the softmax from o and lse of the warp's rows. The first is row t of the batch; n_row of them exist. */
 __device__ static inline void resume(float acc[1][HALF / 8][4], struct progress *s, const struct attn_args &a,
                                      int64_t t, int n_row, int head, int half)
 {
@@ -179,7 +179,7 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) wide_fwd(const __grid_
 
 /* ---- backward */
 
-/* stat of a head and row t of the batch. Only with PREFIX it may have a group of several heads. */
+/* stat of a head and row t of the batch. Groups in stat have several heads only with PREFIX. */
 template <bool PREFIX> __device__ static inline float2 stat_of(const struct attn_args &a, int head, int64_t t)
 {
     const int g = PREFIX ? head % a.stat_group : 0;

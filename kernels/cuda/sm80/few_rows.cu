@@ -30,9 +30,9 @@ struct expert {
     int64_t e, value, block;
 };
 
-/* ---- 32 values of a row of W in a step: CHUNKS of 16 bytes, and scales; values 8 i .. 8 i + 7 of lane q of a quad are
- * at place(q, i) of the step. decode makes four pairs of bf16 of these eight, and pairs the values of a that belong to
- * them in the same way. ---- */
+/* ---- formats: in a step a lane has 32 values of a row of W, in CHUNKS of 16 bytes, and their scales. The i-th eight
+ * of lane q of a quad are at place(q, i) of the step. `decode` turns these eight into four pairs of bf16, `pairs` puts
+ * the corresponding values of a in the same order. ---- */
 
 /* Of words of eight codes: pair j has nibbles j and j + 4. */
 template <typename FORMAT> struct own_codes {
@@ -74,7 +74,7 @@ template <typename FORMAT> struct own_values : own_codes<FORMAT> {
     }
 };
 
-/* NF4 and FP4: pair j has nibbles 2 j + 1 and 2 j. The table is of bf16 already, code times scale. */
+/* NF4 and FP4: pair j has nibbles 2 j + 1 and 2 j. The table has the bf16 values of code times scale. */
 template <> struct own_values<device_nf4> : own_codes<device_nf4> {
     float scale;
     struct table {
@@ -308,7 +308,8 @@ template <typename FORMAT, int MT> struct scales_ahead {
     }
 };
 
-/* The steps of a warp in a tile. rows: copy_rows; NULL: x. used: units that were multiplied before. */
+/* acc += the steps of a warp in a tile. rows: the rows of a in shared memory (copy_rows); NULL: in global memory, at x.
+ * used: units of the ring multiplied so far. */
 template <typename FORMAT, int NT, int MT>
 static __device__ __forceinline__ void base_product(float acc[MT][NT][4], struct weight_ring<FORMAT, MT> &w,
                                                     struct scales_ahead<FORMAT, MT> &next, int tile, int &used,
@@ -561,8 +562,8 @@ template <typename FORMAT, int NT, int MT> static bool launch_staged(const struc
 
 /* Chooses the tiles. depth: warps with the same columns. MT: groups of 16 columns of a warp, two for packed weights,
  * which both use the same rows of a. These two do not depend on the number of rows, so neither does the order of the
- * sums. A pass has 8 rows if these are all rows of one matrix, or twice the mean rows of an expert; else 16, or 8 if
- * only 8 fit into shared memory. */
+ * sums. A pass has 8 rows if one matrix has at most 8, or experts at most 4 on average. Otherwise it has 16, or 8 if
+ * shared memory holds only 8. */
 template <typename FORMAT> static void launch_rows(const struct few_rows *f)
 {
     constexpr int MT = FORMAT::coded ? 2 : 1;

@@ -7,13 +7,14 @@
  *   KiB, two blocks per SM of 100 KiB (8.6, 8.9, 12.0). Deep pair: 5 stages, for 164 KiB or more. Thin: 64 columns, 8
  *   warps, 4 stages of 12 KiB, for n_out <= 64. Of two blocks one multiplies while the other has its
  *   epilogue or a barrier. Copies run STAGES - 1 steps ahead, over the ends of products and of tiles. A warp has two
- *   sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too, whose barrier
- *   is between the two halves of this step. This is one block of code without branches, so operands are in registers
- *   at every product. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no spills, but 48 bytes in the GLU's backward.
+ *   sets of fragments: while it multiplies 16 of the depth it fetches the next 16. The barrier for the next step is
+ *   between the two halves of this step, so the second half fetches from the next step. The code of a half has no
+ *   branches, so operands are in registers at every product. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no
+ *   spills, but 48 bytes in the GLU's backward.
  * Bound: tensor cores: per tile and depth (128 + 128) * 2 bytes, mostly from L2, and 2*128*128 FLOP; the tiles of a
  *   band of 16 row tiles share rows of a, those of a column share b. A step of two blocks writes 32 KiB to shared
- *   memory and reads 64: 768 clocks; its products take 1024 at the rate of 8.0, 2048 on 8.6, 8.9 and 12.0. Thin:
- *   memory, 2 * M * n_in bytes.
+ *   memory and reads 64: 768 clocks; its products take 1024 at the rate of compute capability 8.0, 2048 on 8.6, 8.9 and
+ *   12.0. Thin: memory, 2 * M * n_in bytes.
  * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/mma.cuh"
@@ -333,7 +334,8 @@ static __global__ void __launch_bounds__(T::THREADS, 2) grouped_kernel(const __g
         int busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
         asm volatile("" : "+r"(busy)); /* in a register, too */
         fetch<T, KN>(&f[0], stage, at, 0);
-        /* The adapter's steps, then the others: no test in every step for the multiplication between them. */
+        /* The adapter's steps, then the others, in two runs of the loop, so that no step tests whether to multiply by
+         * scale. */
         for (int step = 0, end_of_part = n_thin ? n_thin : n_step; step < n_step; end_of_part = n_step) {
             for (; step < end_of_part; step++) {
                 const uint32_t after = stage + T::STAGE_BYTES == end ? shared : stage + T::STAGE_BYTES;

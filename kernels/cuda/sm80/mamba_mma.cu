@@ -59,7 +59,7 @@ static __device__ __forceinline__ int scan_rows(const struct scan &s, int k)
     return min((int)ROWS, (int)(s.first + s.len - scan_row(s, k)));
 }
 
-/* b and x, or c and dy, of the k-th chunk. The last one changes no state that is read. */
+/* b and x, or c and dy, of the k-th chunk. The last chunk is not loaded: no chunk reads the state after it. */
 static __device__ __forceinline__ void scan_load(const struct mamba_job &job, const struct scan &s, char *stages, int k)
 {
     if (k + 1 < s.n_chunk) {
@@ -143,7 +143,7 @@ void mamba_states_mma(const struct mamba_job *job, bool back)
 
 /* ---- outputs ---- */
 
-/* c; two states, of which b first has the second; two x; y on its way to memory */
+/* shared memory: c; two states, the second in place of b, which is read earlier; two x; y before it is stored */
 enum { OUT_STATE = WIDE_TILE, OUT_X = 3 * WIDE_TILE, OUT_Y = OUT_X + 2 * ROW_TILE, OUT_BYTES = OUT_Y + ROW_TILE };
 
 /* The k-th item of a group: x, and the state before the chunk. */

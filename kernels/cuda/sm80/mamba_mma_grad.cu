@@ -33,7 +33,7 @@ struct sums {
     float across[4], last; /* parts of <S, E>; e^(s_C) */
 };
 
-/* All warps of the block, which wait in different places of the code. */
+/* A barrier of all warps of the block, which may be in different places of the code. */
 static __device__ __forceinline__ void meet(void)
 {
     asm volatile("barrier.sync 1, %0;" ::"n"((int)THREADS) : "memory");
@@ -112,7 +112,8 @@ static __device__ __forceinline__ void weigh(float kt[ROWS / 8][4], float sum[RO
     }
 }
 
-/* What a lane of four has of rows lane / 4 and + 8 of the warp, added to a sum. */
+/* sum = v, or with `more` += v, for rows lane / 4 and lane / 4 + 8 of the warp. The first of the four lanes of a row
+ * stores it. */
 static __device__ __forceinline__ void keep(float *sum, const float v[2], const struct place &p, bool more)
 {
     const int row = 16 * p.warp + p.lane / 4;
@@ -290,8 +291,8 @@ static __device__ __forceinline__ void next_item(const struct mamba_job &job, st
     grad_load(job, next, p->group * p->n_item + k + 1);
 }
 
-/* Calls compute(item, gates, sums) for all items, between the barriers of the block. sums: two heads, of which a warp
- * finishes the earlier one meanwhile. Returns when all results are in shared memory. */
+/* Calls compute(place, item, gates, sums) for each item between barriers of the block. There are sums for two heads:
+ * one warp finishes those of a head before it computes the next head. Returns when all results are in shared memory. */
 template <typename COMPUTE>
 static __device__ __forceinline__ void each_item(const struct mamba_job &job, struct place p, int n_stage,
                                                  float2 (*gates)[ROWS], struct sums *sums, const COMPUTE &compute)

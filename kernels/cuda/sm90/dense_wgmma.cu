@@ -4,7 +4,7 @@
  *   steps of a and b. A tile that several parts share has steps for each of them; TMA reads zeros where columns of the
  *   tile are outside of a part.
  * Shapes: dense.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
- * Needs: sm_90a; n_out, r and the distances of rows multiples of 8, 16-byte aligned rows.
+ * Needs: sm_90a; n_out, r and leading dimensions multiples of 8, 16-byte aligned rows.
  * Grid: persistent, one block per SM: one thread loads by TMA, two consumer warpgroups take tiles in turns
  *   (pingpong.cuh); 5 stages, 201 KiB; 168 registers at launch, then 40 and 232, no spills.
  * Bound: a is read once per 192 columns and b once per 128 rows, mostly from L2; out is written once, res read once. 2
@@ -24,7 +24,7 @@ enum {
     RING_BYTES = STAGES * STAGE_BYTES + 1024, /* 1024: alignment */
     MAX_PARTS = 3,
     TOGETHER = 128,  /* steps of a tile that blocks begin together */
-    WHOLE_BAND = 32, /* up to so many row tiles are one band: their part of a stays in L2 while b is read once */
+    WHOLE_BAND = 32, /* at most this many row tiles are one band: their part of a stays in L2 while b is read once */
     PREFETCHED = 8   /* steps before the end of a tile in which its part of res is prefetched */
 };
 

@@ -54,8 +54,8 @@ static __device__ inline void load(const struct ring &r, const struct index_maps
     }
 }
 
-/* sum: of 64 entries and the tokens of a stage, the part of the heads of this lane, whose weights are w. a, b:
- * descriptors of the entries and of the stage. */
+/* sum = this lane's part of the scores of 64 entries for the tokens of a stage: the sum over its heads, whose weights
+ * are w. a, b: descriptors of the entries and of the stage. */
 static __device__ inline void score_pair(float sum[PAIR][2], uint64_t a, uint64_t b, uint32_t empty,
                                          const uint32_t w[PAIR][INDEX_HEADS / 8])
 {

@@ -76,8 +76,8 @@ static __device__ __forceinline__ void stage_operands(const struct ring &ring, u
     *b = sm90_descriptor(data + PIPE::ROW_BYTES, KN ? CHUNK_BYTES : 16, 1024);
 }
 
-/* A warpgroup waits for every phase of its full barriers, as a wait knows only the parity of a phase; warpgroups that
- * take tiles in turns have separate ones. Bit i of parity: of the warpgroup's next use of stage i. */
+/* A wait knows only the parity of a phase, so a warpgroup waits for every phase of its full barriers. Warpgroups that
+ * take tiles in turns have separate full barriers. Bit i of parity: for the warpgroup's next use of stage i. */
 static __device__ __forceinline__ void wait_full(const struct ring &ring)
 {
     mbarrier_wait(ring.full + 8 * ring.stage, ring.parity >> ring.stage & 1);

@@ -88,8 +88,9 @@ static __device__ __forceinline__ int sum_upto_lane(int sum)
     return sum;
 }
 
-/* Puts the experts in the order of their tiles. Equal tiles have that of the launch. Otherwise experts with the
- * largest tiles come first, so that blocks, which take tiles at equal distances, have about the same work. */
+/* Sets the order in which experts have their tiles. If all tiles are equally large it is that of the launch. Otherwise
+ * experts with the largest tiles come first, so that blocks, which take tiles with a fixed stride, have about the same
+ * work. */
 template <int TILE_ROWS>
 static __device__ __forceinline__ void order_experts(struct tiles *tiles, const int32_t *offs, int n_exp)
 {
@@ -134,7 +135,7 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
 
 /* ---- loading ---- */
 
-/* half: 0, or where the ups begin among the columns of a tile of both. */
+/* Loads b's part of a stage. half: 0, or for a tile of gates and ups the first column of the ups. */
 template <bool KN>
 static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t full, int k, int n, int e,
                                               int half)

@@ -81,7 +81,8 @@ __device__ __forceinline__ void named_sync(int id, int count)
 {
     asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(count) : "memory");
 }
-/* The same for warps that wait in different places of the code: bar.sync promises that all wait in one. */
+/* named_sync for warps that wait in different places of the code; bar.sync requires that all wait at the same
+ * instruction. */
 __device__ __forceinline__ void named_sync_apart(int id, int count)
 {
     asm volatile("barrier.sync %0, %1;\n" ::"r"(id), "r"(count) : "memory");
@@ -233,7 +234,7 @@ MT_WGMMA_SHARED(64, 128, 64, 65, 66, 67, 68)
 MT_WGMMA_SHARED(96, 192, 96, 97, 98, 99, 100)
 MT_WGMMA_SHARED(128, 256, 128, 129, 130, 131, 132)
 
-/* The same for a [64, 32] and b [32, N] in e4m3, both K-major: 128 of k in a row of 128 bytes. The sums inside one
+/* wgmma for a [64, 32] and b [32, N] in e4m3, both K-major: 128 of k in a row of 128 bytes. The sums inside one
  * instruction keep about 14 bits, so that a caller adds them to f32 sums after at most 128 of k. */
 #define MT_WGMMA_E4M3(E, N, A, B, P)                                                                                   \
     __device__ __forceinline__ void wgmma_e4m3(float(&d)[E], uint64_t a, uint64_t b, bool accumulate)                  \
@@ -313,8 +314,8 @@ static inline CUtensorMap sm90_encode(const struct sm90_map *m)
     return map;
 }
 
-/* A tensor of three axes, of bf16 or of bytes, for tma_load in boxes of 128 bytes of the innermost axis, swizzled. As
- * struct sm90_map. */
+/* The map of a tensor of three axes, of bf16 or of bytes, for tma_load: swizzled boxes of 128 bytes of the innermost
+ * axis. Sizes, strides and boxes as in struct sm90_map. */
 static inline CUtensorMap sm90_tensor_map(const void *base, const int64_t size[3], const int64_t stride[2],
                                           const int64_t box[3],
                                           CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)

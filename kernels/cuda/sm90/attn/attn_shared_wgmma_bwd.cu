@@ -65,7 +65,8 @@ enum {
     STORED = WRITTEN + 2 * WEIGHT_STAGES,
     DQ_BARRIERS = STORED + 2 * WEIGHT_STAGES
 };
-/* Named barriers of dq: of a warpgroup, of both that compute, and of warp w of each, for p and for ds. */
+/* Named barriers of dq: one per computing warpgroup, from ONE_GROUP on; one for both; one for warp w of both, from
+ * P_READY on for p and from DS_READY on for ds. */
 enum { ONE_GROUP = 1, BOTH_GROUPS = 3, P_READY = 4, DS_READY = 8 };
 
 /* Shared memory of a block of dq: the first columns of q and of dout, the slots, the weights. The slots are a ring of

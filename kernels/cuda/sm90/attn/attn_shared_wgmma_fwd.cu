@@ -2,10 +2,12 @@
  *
  * Math, shapes: as attn_shared.cu.
  * Grid: a block per SM, which takes a token and 64 heads at a time, tokens with the most entries first. All heads of a
- *   token see the same keys, so a tile has no masked key but after the last. Two warpgroups share the 64 x 512 sums,
- *   256 columns each, 128 registers. Tiles of 64 keys in two slots of 64 KiB; with the queries and weights 209 KiB.
- * Schedule: the third warpgroup copies tiles and, as soon as no score needs those of this token, the next queries. The
- *   first computes the scores of tile i + 1 before it adds weights times keys of tile i, and the weights meanwhile.
+ *   token see the same keys, so a tile has masked keys only after the token's last key. Two warpgroups share the 64 x
+ *   512 sums, 256 columns each, 128 registers. Tiles of 64 keys in two slots of 64 KiB; with the queries and weights
+ *   209 KiB.
+ * Schedule: the third warpgroup copies tiles, and the next token's queries as soon as all scores of this token are
+ * computed. The first issues the scores of tile i + 1, then weights times keys of tile i; while these run, it computes
+ * the weights of tile i + 1.
  * Bound: per tile wgmma 2048 clocks per SM; copies from L2 64 KiB, 24 bytes per clock. With a window alone, memory:
  *   4*T*H*A bytes.
  * Numerics: f32 sums; weights rounded to bf16; no atomics, bitwise repeatable. */
@@ -160,7 +162,7 @@ static __device__ __forceinline__ void copy_jobs(const struct fwd_room &m, const
     }
 }
 
-/* The first warpgroup: the weights of the scores s, with what the sums so far are multiplied by. */
+/* The first warpgroup: writes the weights of the scores s, and the factors for the sums so far. */
 static __device__ __forceinline__ void tell_weights(const struct fwd_room &m, float (&s)[32], struct online *x, float c,
                                                     int live, uint32_t place)
 {
@@ -190,14 +192,14 @@ static __device__ __forceinline__ void tell_sums(const struct fwd_room &m, const
     }
 }
 
-/* Multiplies this thread's rows of the sums by factors, which are rarely not 1. */
+/* Multiplies this thread's rows of the sums by factors, most of which are 1. */
 static __device__ __forceinline__ void scale_sums(float (&o)[128], const float f[2])
 {
     if (!__any_sync(~0u, f[0] != 1.0f || f[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < 128; i++) o[i] *= f[i / 2 % 2];
 }
-/* Divides the sums of a warpgroup by those of the weights and stores them through the last tile's slot. */
+/* Divides the sums of a warpgroup by the sums of the weights, and stores them through the last tile's slot. */
 static __device__ __forceinline__ void store_sums(const struct fwd_room &m, const struct shared_args &a,
                                                   const struct fwd_job &j, const float (&o)[128], uint32_t place,
                                                   int wg)

@@ -49,7 +49,7 @@ struct attn_wgmma_args {
  */
 __host__ __device__ static inline int query_of(int row, uint32_t inverse) { return (int)(row * inverse >> 16); }
 
-/* The queue of a kernel's items (take_item). Zeros after every kernel. */
+/* The queue of a kernel's items (take_item). It is zero again after every kernel. */
 struct item_queue {
     uint32_t taken, finished; /* items that blocks have taken, blocks that found no more */
 };

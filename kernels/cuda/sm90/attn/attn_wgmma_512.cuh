@@ -3,8 +3,9 @@
  * dk and dv of 64 keys are 256 KiB in f32, all registers of an SM, and q, dout, k and v of 64 rows and keys 256 KiB,
  * more than its shared memory. So the queries are processed in chunks whose weights fit into scratch: a first kernel
  * computes the weights of 128 rows (queries of all heads of a group) and 256 keys, a second the sums, in items of 128
- * rows (keys) and 256 columns. Weights cost 12 bytes of memory traffic per pair and gradients, 6 forward; without them
- * the backward has eight products instead of five, and either pass reads its operands from L2 at 64 bytes per clock.
+ * rows (keys) and 256 columns. Weights in scratch cost 12 bytes of memory traffic per pair in the backward, 6 in the
+ * forward. Without them the backward would compute eight products instead of five, and both passes would read operands
+ * from L2 at 64 bytes per clock.
  *
  * Kernels are persistent, a block per SM: two consumer warpgroups of 64 rows (keys) by 256 columns, 128 sums per
  * thread, and a producer thread, which takes items from a queue. 4 stages of 48 KiB: 64 of the inner dimension for 128
@@ -26,7 +27,7 @@ enum {
     PANEL_BYTES = ROWS * ROW_BYTES, /* 64 columns of 64 rows */
     STAGES = 4,
     STAGE_BYTES = LEFT_BYTES + COLUMNS * ROW_BYTES,
-    ITEMS = 2,                    /* that the producer may have taken before the consumers finish one */
+    ITEMS = 2,                    /* items that the producer may take before the consumers finish one */
     SLICE_BYTES = 16 * ROW_BYTES, /* of a warp, to rearrange 64 columns of its rows */
     BYTES = STAGES * STAGE_BYTES + PAIR_CONSUMERS / 32 * SLICE_BYTES + 1024
 };
@@ -38,8 +39,8 @@ struct wide_args {
     int n_block;              /* blocks of keys of a slot in scratch */
     bf16 *weights, *ds;       /* [n, K, n_block, 2, 64, 64] swizzled: p and ds of two blocks of queries */
     float *sum;               /* backward: [2, K, T, 512]: dk and dv so far */
-    float2 *part;             /* forward: [n, K, n_block / 4, 128]: of the rows in 256 keys, log2 of the unit of their
-                               * weights, and their sum */
+    float2 *part; /* forward: [n, K, n_block / 4, 128]: for a row and 256 keys, log2 of the unit of the weights, and
+                     their sum */
 };
 __host__ __device__ static inline int tiles_of(const struct wide_args &c)
 {
@@ -55,7 +56,7 @@ __host__ __device__ static inline int tiles_of(const struct wide_args &c)
 enum kind { NONE, WEIGHTS, O, DQ, DK, DV };
 struct wide_item {
     int64_t first;   /* row of the batch where the sequence begins */
-    int64_t scratch; /* its first block in scratch; DK, DV: block 0 of the pair of query 0, maybe negative */
+    int64_t scratch; /* the item's first block in scratch; DK, DV: block 0 of the pair of query 0, maybe negative */
     int64_t part;    /* WEIGHTS, O: row of the pair in wide_args.part */
     int len, kv, at, from, n;
     enum kind kind;
@@ -160,8 +161,8 @@ static __device__ __forceinline__ void clear_sums(float (&sum)[128])
 #pragma unroll
     for (int i = 0; i < 128; i++) sum[i] = 0.0f;
 }
-/* sum += a stage's product over its 64 of the inner dimension. a: 64 rows; TRANS_A: 64 columns. The rows of the right
- * are columns of the product, or, with TRANS_B, the inner dimension, in panels of 64 columns. */
+/* sum += a stage's product over its 64 of the inner dimension. a: 64 rows; TRANS_A: 64 columns. The rows of b are
+ * columns of the product; with TRANS_B they are the inner dimension, in panels of 64 columns. */
 template <bool TRANS_A, bool TRANS_B>
 static __device__ __forceinline__ void multiply_stage(float (&sum)[128], uint32_t a, uint32_t b)
 {
@@ -173,7 +174,7 @@ static __device__ __forceinline__ void multiply_stage(float (&sum)[128], uint32_
     wgmma_commit();
 }
 
-/* Waits for a stage whose right has `live` rows of the sequence, and clears the rows after them. */
+/* Waits for a stage whose right operand has `live` rows of the sequence, and clears the rows after them. */
 static __device__ __forceinline__ void wait_rows(const struct wide_memory &m, struct stage_at at, int live, int wg)
 {
     mbarrier_wait(m.full(at.stage), at.parity);
@@ -211,7 +212,7 @@ static __device__ __forceinline__ void store_rows_of(bf16 *to, int64_t ld, const
 
 /* ---- weights */
 
-/* Items: pairs of the chunk and COLUMNS keys. False: this one has no keys. */
+/* Item i: a pair of the chunk and COLUMNS keys. False: the item has no keys. */
 static __device__ __forceinline__ bool weights_at(struct wide_item *item, const struct wide_args &c, int i)
 {
     const int tile = i % tiles_of(c);
@@ -329,8 +330,8 @@ static __device__ __forceinline__ void mask_scores(float (&s)[128], const struct
 
 /* ---- host */
 
-/* The pairs of a batch in chunks of equal size, as far as possible. launch: of a chunk, with `weights` for the first
- * kernel and `sums` for the second, which differ in p alone. */
+/* The pairs of a batch in chunks of equal size, as far as possible. launch is called for each chunk, with the arguments
+ * `weights` of the first kernel and `sums` of the second; only p differs. */
 template <typename LAUNCH>
 static inline void for_chunks(const struct attn_args *a, struct wide_args weights, const LAUNCH &launch)
 {

@@ -33,7 +33,7 @@ static __device__ __forceinline__ void weigh_scores(uint32_t (&w)[64], const flo
         w[i / 2] = pack2(exp2_fast(s[i] * scale_log2 - lse), exp2_fast(s[i + 1] * scale_log2 - lse));
     }
 }
-/* ds in place of p. A masked key may have NaN in dp, of another sequence. */
+/* Replaces p in w by ds. dp of a masked key may be NaN, from the rows of another sequence. */
 static __device__ __forceinline__ void weigh_dp(uint32_t (&w)[64], const float (&dp)[128], const float2 (&stat)[2],
                                                 bool inside)
 {
@@ -71,8 +71,9 @@ static __device__ __forceinline__ void compute_weights(const struct wide_memory 
 
 /* ---- sums */
 
-/* The items of a chunk: n_key of dk and dv, of slots of find_block for 128 keys from `slot` on, and n_query of dq.
- * Those with more steps come first: dk and dv at most the blocks of queries of the chunk, dq the blocks of keys. */
+/* The items of a chunk: n_key items of dk and dv, for slots of find_block of 128 keys from `slot` on, and n_query items
+ * of dq. The kind with more steps comes first. dk and dv have at most a step per block of queries of the chunk, dq one
+ * per block of keys. */
 struct sum_items {
     int slot, n_key, n_query;
     bool keys_first;

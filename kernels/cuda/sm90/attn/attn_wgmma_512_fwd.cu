@@ -1,7 +1,8 @@
 /* attn_wgmma_512_fwd.cu - attention forward on Hopper, heads of 512: the function of attn_fwd.cu with wgmma and TMA.
  *
- * Math: as attn_fwd.cu. Of 128 rows and 256 keys the weights 2^(c s - u) and their sum; c = scale / ln 2, u is c times
- *   the largest score of the row, rounded up. Then o = sum of 2^(u - U) weights v / total; U is the largest u.
+ * Math: as attn_fwd.cu. The first kernel computes, for 128 rows and 256 keys, the weights 2^(c s - u) and their sum;
+ *   c = scale / ln 2, u is c times the largest score of the row, rounded up. The second computes o = sum of 2^(u - U)
+ *   weights v / total; U is the largest u.
  * Shapes: as attn_fwd.cu; scratch of struct scratch_attn_fwd.
  * Needs: as attn_wgmma_512_bwd.cu.
  * Grid: as attn_wgmma_512.cuh. In the second kernel weights are A operands in registers, times 2^(u - U), which is

@@ -100,8 +100,9 @@ static __device__ __forceinline__ void store_sums(const struct attn_wgmma_args &
 }
 
 /* Products are transposed, [keys, queries]: the weights are then in the layout of the A operand of the sums over
- * queries. While the weights of a tile are computed, its dp runs and dk of the tile before; while its ds is computed,
- * its dv and the scores of the next tile. Scores of the last tile are computed once more. */
+ * queries. While a warpgroup computes the weights of a tile, the products for its dp and for dk of the tile before run.
+ * While it computes ds, those for dv and for the scores of the next tile run. Scores of the last tile are computed once
+ * more. */
 static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                      const struct key_block &b)
 {

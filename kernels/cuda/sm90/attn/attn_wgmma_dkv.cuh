@@ -4,15 +4,16 @@
  * Grid: one block per 64 KEY_BLOCKS keys of a sequence and kv head; they stay in shared memory. The queries of all
  *   heads of the group are loaded in stages of 64 rows. Two consumer warpgroups and a producer warpgroup; 168 registers
  *   at launch, then 240 and 24; no spills. Shared memory: 195, 219 and 210 KiB. The first keys of a sequence, which
- *   have the most queries, come first; heads of 128 in groups of 4 and more: the longest blocks of all sequences.
+ *   have the most queries, come first. Heads of 128 in groups of 4 and more: the blocks with the most queries of all
+ *   sequences come first.
  * Heads of 128: 128 keys, 64 per warpgroup, which keeps their dk and dv (128 registers). Wider heads: 64 keys, whose dk
  *   and dv fill the registers of both warpgroups. The first computes scores, weights and dv; the second dp, ds and dk.
  *   Weights pass from the first to the second in shared memory, as bf16, in the registers' layout.
  * Bound, in clocks per SM for a stage: wgmma 2048, 1280, 2048; 2^x 512, 256, 256; shared memory reads and writes 1800,
  *   1280, 2180, as a product of 64 by 64 rows reads both operands again; loads from L2 32, 40, 64 KiB, 16 or 32 bytes
  *   per clock. So heads of more than 128 are bound by shared memory and L2.
- * Numerics: as attn_bwd.cu; by role, ds = p (dp - <dout, o>) with p rounded to bf16. Queries and dout beyond the end of
- *   a sequence are cleared.
+ * Numerics: as attn_bwd.cu; for wider heads, ds = p (dp - <dout, o>) with p rounded to bf16. Queries and dout beyond
+ *   the end of a sequence are cleared.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608. */
 #ifndef MT_CUDA_ATTN_WGMMA_DKV_H
 #define MT_CUDA_ATTN_WGMMA_DKV_H
@@ -283,7 +284,7 @@ static __device__ __forceinline__ void multiply_block(const struct attn_wgmma_ar
     store_keys<B, S::KEYS>(out + value_col(p.a, b.kv), p.a.ld_dqkv, v_rows, b.len - key);
 }
 
-/* w: for dv the weights, from the scores x [64 keys from w0 on, queries from q0 on]; for dk ds, from x = dp. */
+/* w = the weights, from the scores x [64 keys from w0 on, queries from q0 on]. IS_DK: w = ds, from x = dp. */
 template <bool IS_DK>
 static __device__ __forceinline__ void weigh_queries(uint32_t (&w)[4][4], float (&x)[32],
                                                      const struct attn_wgmma_args &p, const struct dkv_memory &m,
@@ -301,8 +302,8 @@ static __device__ __forceinline__ void weigh_queries(uint32_t (&w)[4][4], float 
 
 /* One warpgroup computes scores, weights p and dv += p^T dout; the other dp, ds and dk += ds^T q. Products are
  * transposed, [keys, queries]: the weights are then in the layout of the A operand of the sums over queries. For dv the
- * `first` product reads k and q, the second dout; for dk the first reads v and dout, the second q. The first product of
- * the next tile, or block of keys, runs behind the second product of this one. */
+ * first product (`first`) reads k and q, the second dout; for dk the first reads v and dout, the second q. The first
+ * product of the next tile, or block of keys, runs behind the second product of this one. */
 template <int A, int B, bool IS_DK>
 static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args &p, const struct dkv_memory &m,
                                                     const struct key_block &b)

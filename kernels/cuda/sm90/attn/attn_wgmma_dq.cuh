@@ -8,8 +8,9 @@
  *   24; no spills. Queries and dout are loaded once per tile; keys and values have separate stages: a tile of values is
  *   free after one product and a tile of keys after two. Shared memory: 225, 201 and 225 KiB.
  * Schedule: the scores of a tile run behind the previous tile's product of ds and keys, and dp behind the scores; 2^x
- *   of the scores overlaps with dp. Registers hold dq, s and dp, or dq, ds and the next s, but not all four: the other
- *   warpgroup fills the gap, where the kernel for heads of 64 overlaps within a warpgroup.
+ *   of the scores overlaps with dp. Registers hold dq, s and dp, or dq, ds and the next s, but not all four. So the
+ *   tensor cores idle between products of one warpgroup, and the other warpgroup fills the gaps; the kernel for heads
+ *   of 64 overlaps them within a warpgroup.
  * Bound, in clocks per SM for a tile of keys by 128 rows: wgmma 3072 for each width (tiles of 128, 96 and 64 keys), 2^x
  *   1024, 768, 512; loads from L2 64, 60, 64 KiB, 21 bytes per clock.
  * Numerics: as attn_bwd.cu. Keys and values beyond the end of a sequence are cleared, as in attn_wgmma_bwd.cu.

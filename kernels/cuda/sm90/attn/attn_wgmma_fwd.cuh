@@ -145,9 +145,10 @@ static __device__ __forceinline__ void online_softmax(float (&s)[N], struct soft
 }
 
 /* Raises the maxima of this warp's rows so far that no later weight can exceed 2^GROWTH, as |q| |k| bounds the scores.
- * Then no later tile needs its maximum: weights and sums far from infinity and from 0 are as exact as those near 1.
- * False, and no change, where this would make all weights so far smaller than 2^-SHRINK, and for NaN and an unknown
- * |k|. s: weights of the first tile; q: the queries; row: this thread's first; used: whether its rows have queries. */
+ * Later tiles then need no maximum. This loses no precision, as the relative precision of f32 is the same far
+ * from 1. It returns false and changes nothing if all weights so far would fall below 2^-SHRINK, for NaN, and for an
+ * unknown |k|. s: weights of the first tile; q: the queries; row: this thread's first; used: whether its rows have
+ * queries. */
 template <int A, int ROWS, int N>
 static __device__ __forceinline__ bool bound_max(float (&s)[N], struct softmax *x, const char *q, int row,
                                                  const bool used[2], float key_norm, float c)
@@ -342,7 +343,7 @@ static __global__ void __launch_bounds__(fwd_sizes<A, B, KEYS>::THREADS, 1)
     __shared__ barriers b;
     const uint32_t start = (sm90_shared(bytes) + 1023) / 1024 * 1024;
     uint32_t bars = sm90_shared(&b);
-    if (A <= 128) asm volatile("" : "+r"(bars)); /* keeps bars, else computed in every step; wider heads would spill */
+    if (A <= 128) asm volatile("" : "+r"(bars)); /* else bars is computed in every step; wider heads would spill */
     const struct fwd_memory m = {start,
                                  start + S::Q_STAGES * S::Q_BYTES,
                                  bars + (uint32_t)offsetof(barriers, q_full),

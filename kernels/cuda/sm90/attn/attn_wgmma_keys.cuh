@@ -227,8 +227,8 @@ static __device__ __forceinline__ void wait_turn(const struct turn &turn)
     while (n < turn.before);
 }
 
-/* Vector i of a row of sums: a thread's 16 elements of a row are four vectors, those of a row's four threads lie next
- * to each other, and even and odd rows in other banks. */
+/* Vector i of a row of sums: a thread's 16 elements of a row are four vectors. Vector i of the four threads of a row
+ * are adjacent, and even and odd rows use different banks. */
 static __device__ __forceinline__ float4 *sum_at(float *tile, int row, int i)
 {
     return (float4 *)(tile + row * HEAD) + (i ^ row % 2) * 4 + threadIdx.x % 4;

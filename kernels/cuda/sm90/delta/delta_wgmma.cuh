@@ -128,21 +128,23 @@ template <bool TRANS> __device__ static __forceinline__ void load_tiles(uint32_t
                      : "memory");
 }
 
-/* Address for this lane in a tile [token][64 columns], for load_tiles<true> and store_matrix4<true>: 16 tokens from
- * 16 step on by the 16 columns of warp `warp` become rows = columns of the tile, columns = tokens. */
+/* Address for this lane in a tile [token][64 columns], for load_tiles<true> and store_matrix4<true>: a transposed
+ * block of 16 x 16. Its rows are columns of the tile, from 16 warp on; its columns are tokens, from 16 step on. */
 __device__ static __forceinline__ uint32_t columns_at(uint32_t tile, int warp, int step)
 {
     const int lane = threadIdx.x % 32;
     return tile + sm90_swizzle(16 * step + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
 }
-/* The same for load_tiles<false> and store_matrix4<false>: the warp's 16 rows by 16 columns from 16 step on. */
+/* Address for this lane in a tile, for load_tiles<false> and store_matrix4<false>: the warp's 16 rows by 16 columns
+ * from 16 step on. */
 __device__ static __forceinline__ uint32_t rows_at(uint32_t tile, int warp, int step)
 {
     const int lane = threadIdx.x % 32;
     return tile + sm90_swizzle(16 * warp + lane / 8 % 2 * 8 + lane % 8, 2 * step + lane / 16);
 }
 
-/* Zeroes rows n .. 63 of `tiles` adjacent tiles, by `threads` threads. Then fence_proxy_async and a barrier. */
+/* Zeroes rows n .. 63 of `tiles` adjacent tiles, by `threads` threads. The caller then needs fence_proxy_async and a
+ * barrier. */
 __device__ static __forceinline__ void delta_clear(uint32_t tile, int tiles, int n, int thread, int threads)
 {
     const int each = (DELTA_ROWS - n) * 8;

@@ -361,7 +361,7 @@ static __device__ __forceinline__ void write_gates(const struct head_memory *h, 
         if (row + i >= at.c.n) continue;
         const int64_t t = at.c.row + row + i;
         const float a = __bfloat162float(p.ba[t * p.ld_ba + p.n_value + n]) + p.dt_bias[n], beta = h->beta[row + i];
-        /* <X, Y> is beta^2 times a product: where beta is too small to divide by, so is db */
+        /* <X, Y> is beta^2 times a product, so db is negligible where beta is too small to divide by */
         const float db = beta > 1e-18f ? h->xy[row + i] / beta * (1 - beta) : 0;
         p.dba[t * p.ld_dba + n] = __float2bfloat16_rn(db);
         p.dba[t * p.ld_dba + p.n_value + n] = __float2bfloat16_rn(-dg[i] * expf(p.a_log[n]) / (1 + expf(-a)));

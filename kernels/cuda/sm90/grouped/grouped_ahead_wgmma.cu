@@ -7,7 +7,7 @@
  * Shapes: grouped.h; ring [AHEAD_SLOTS, n_out, n_in] bf16 as w has them; expert e is in slot e % AHEAD_SLOTS.
  * Needs: grouped_require; sm_90a; rows in expert order, no list of experts; choice_grouped_fits.
  * Grid: as grouped_wgmma.cu, a cooperative launch. Of the loading warpgroup one thread loads; warps 1 .. 3 decode
- *   PIECE words at a time, which the warps of all blocks take at equal distances. At most 32 bytes of spills.
+ *   pieces of PIECE words, which the warps of all blocks take with a fixed stride. At most 32 bytes of spills.
  * Bound: as grouped_wgmma.cu, and w once, packed, and decoded into the ring: 0.53 bytes in, 2 out for a weight.
  * Numerics: as in grouped_wgmma.cu.
  *
@@ -63,8 +63,8 @@ static __device__ __forceinline__ struct words load_words(const uint8_t *data, c
     return x;
 }
 
-/* A warp's words of an expert: pieces at equal distances. Each is loaded while the one before is decoded, and brought
- * to L2 AHEAD pieces before. */
+/* Decodes a warp's pieces of an expert, which have a fixed stride. A piece is loaded while the warp decodes the one
+ * before it, and prefetched to L2 AHEAD pieces earlier. */
 static __device__ __forceinline__ void decode_expert(uint4 *to, const uint8_t *data, const uint8_t *scale,
                                                      uint32_t n_word)
 {
@@ -150,7 +150,7 @@ struct loads_ahead {
     using pipe = struct pipeline<5>;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static __device__ __forceinline__ int arrivals(const struct grouped &) { return 1; }
-    /* One thread of a warpgroup, after the loads of a tile are complete. */
+    /* Called by one thread of a warpgroup when the loads of a tile are complete. */
     static __device__ __forceinline__ void tile_loaded(const struct wgmma_args &p, int e)
     {
         add_one(&tiles_done[p.counter][e]);

@@ -8,9 +8,9 @@
  *   512 experts; rows in expert order.
  * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which share every tile of up to
  *   256 rows x 192 columns: 128 rows each, or 64. Experts with the largest tiles come first, since blocks take tiles
- *   at equal distances. TMA loads packed weights 4 steps ahead into 7 slots; a thread decodes three blocks of 32 in
+ *   with a fixed stride. TMA loads packed weights 4 steps ahead into 7 slots; a thread decodes three blocks of 32 in
  *   each step, its 16-byte stores have no bank conflicts. 3 stages, 211 KiB. 168 registers at launch, then 56 and 224;
- *   no spills. In the GLU's backward half of the sums are in local memory meanwhile, 384 bytes per thread.
+ *   no spills. In the epilogue of the GLU's backward, half of the sums are in local memory, 384 bytes per thread.
  * Bound: shared memory: of a step of 192 rows wgmma reads 96 KB, stores and loads of the decoding and TMA are 68 KB,
  *   at 128 bytes per clock. While the tensor cores are busy a scheduler issues at most 0.25 PRMT or LOP3 per clock; a
  *   step has about 225 of these. w is read once per 256 rows of its expert, 0.53 bytes a weight; rows once per 192

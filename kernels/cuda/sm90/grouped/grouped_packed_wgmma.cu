@@ -30,7 +30,7 @@ enum {
     OWN = BLOCKS * BLOCK_COLS,
     UNIT = 16,    /* tiles have a multiple of it in rows, but for the last of an expert */
     BOX = 32,     /* rows of a TMA box */
-    BLOCK = 32,   /* weights with one scale: 16 bytes; a thread has one of each block of columns */
+    BLOCK = 32,   /* weights with one scale: 16 bytes; in a step a thread decodes one for each block of columns */
     STRIPE = 256, /* columns in a row of 128 bytes of packed weights, backward */
     BLOCK_BYTES = BLOCK_COLS * DEPTH * 2, /* decoded */
     OWN_BYTES = BLOCKS * BLOCK_BYTES,
@@ -133,7 +133,7 @@ struct half_row {
     int64_t next;                 /* from step to step */
     int left;                     /* steps in which the half is in bounds; beyond the edges of w weights are 0 */
     int row, side;                /* the first or second half */
-    int column;                   /* of the tile: forward of the row, backward the first of the half; of block 0 */
+    int column;                   /* the row's column of the tile; backward the first column of the half. In block 0 */
     uint32_t from;                /* bytes from a stage */
     uint32_t to[4];               /* chunks, bytes from a block of decoded weights */
 };
@@ -163,8 +163,9 @@ static __device__ __forceinline__ struct half_row find_half(const struct packed_
     return h;
 }
 
-/* Loads the scales of the next step into x. They wait for what x had: loads that wait for each other only when they are
- * used share a scoreboard, and the older are ready when the younger are. */
+/* Loads the scales of the next step into x. The addresses depend on the old x, so these loads begin when the old ones
+ * are complete. Otherwise ptxas gives both the same scoreboard, and a use of the old ones waits for the new ones
+ * too. */
 static __device__ __forceinline__ void load_scales(uint32_t (&x)[BLOCKS], struct half_row *h)
 {
     const bool in_bounds = h->left-- > 0;
@@ -194,8 +195,8 @@ static __device__ __forceinline__ void store_chunk(uint32_t to, const uint32_t (
 static __device__ __forceinline__ uint32_t low_nibbles(uint32_t x) { return (x & 0x000f000f) * 0x1040 & 0x81c081c0; }
 static __device__ __forceinline__ uint32_t high_nibbles(uint32_t x) { return (x & 0x00f000f0) * 0x0104 & 0x81c081c0; }
 
-/* Factors of decoded weights, in pairs: the scales times 2^126. A scale above 2 is too large for it: then `large`, and
- * the factors are the scales. */
+/* Factors of decoded weights, in pairs: the scales times 2^126. bf16 cannot hold 2^126 times a scale above 2: if a lane
+ * of the warp has one, `large` is set, and the factors are the scales. */
 struct factors {
     uint32_t by[BLOCKS];
     bool large;
@@ -210,8 +211,8 @@ static __device__ __forceinline__ struct factors factors_of(const uint32_t (&sca
     return f;
 }
 
-/* Decodes 32 weights with one scale into four chunks. Forward a chunk is 8 of depth. Backward it is of 16 columns the
- * even or the odd ones. */
+/* Decodes 32 weights with one scale into four chunks. Forward a chunk is 8 of depth. Backward it is the even or the odd
+ * ones of 16 columns. */
 template <bool KN, bool LARGE>
 static __device__ __forceinline__ void decode_block(uint32_t to, const uint32_t (&chunk)[4], const uint32_t (&c)[4],
                                                     uint32_t by)
@@ -252,7 +253,7 @@ static __device__ __forceinline__ void decode_step(uint32_t to, const uint32_t (
     fence_proxy_async();
 }
 
-/* Writes 64 of depth, from k on, of the adapter's factor lb where decoded weights are. */
+/* Writes 64 of depth, from k on, of the adapter's factor lb into the place of decoded weights. */
 template <bool KN>
 static __device__ __forceinline__ void store_factor(uint32_t to, const struct grouped &g, const struct tile &t,
                                                     const struct half_row &h, int k)

@@ -212,8 +212,8 @@ static __device__ __forceinline__ void store_sums(const struct pass_args &p, con
     }
 }
 
-/* out += scale * c for a slab; the thread has rows `wide` and wide + 8 of a tile of out. All loads come first: a load
- * does not pass a store. */
+/* out += scale * c for a slab; the thread has rows `wide` and wide + 8 of a tile of out. All loads come before the
+ * stores, since loads do not overtake stores. */
 template <int RT, int COLS>
 static __device__ __forceinline__ void add_slab(const struct grouped_wgrad &g, const float (*c)[4], int expert,
                                                 int first)

@@ -128,11 +128,11 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
     }
 }
 
-/* The GLU's backward of a tile's first half needs registers. Meanwhile the last PUT_SUMS sums of the second half are in
- * memory; a thread reads what it has written. Warpgroups that take tiles in turns have one buffer in shared memory: a
- * warpgroup waits until the tile before, which the other computes, no longer uses it. With one barrier for both, a warp
- * could skip a phase. Others, which finish at the same time, have all sums of the second half in local memory;
- * volatile, so that they are there. */
+/* While a warpgroup computes the GLU's backward of a tile's first half, its registers do not suffice for the sums of
+ * the second. Warpgroups that take tiles in turns put the last PUT_SUMS of these into one buffer in shared memory; each
+ * thread reads what it wrote. A warpgroup waits until the tile before, of the other warpgroup, no longer uses the
+ * buffer. Each has its own barrier: with a common one, a warp could skip a phase. Warpgroups that share tiles finish
+ * together and need two buffers: they put all sums of the second half into local memory, which volatile forces. */
 static __device__ __forceinline__ void put_sums(float4 *buffer, const float (&sums)[COLS / 2])
 {
 #pragma unroll
@@ -153,7 +153,8 @@ static __device__ __forceinline__ void take_sums(float (&sums)[2][COLS / 2], con
     }
 }
 
-/* Zeros whose place the compiler does not change, so that sums are not kept in registers from put_sums on. */
+/* Sets sums to 0 by instructions that the compiler cannot move, so that it keeps no sums in registers after
+ * put_sums. */
 static __device__ __forceinline__ void clear(float (&sums)[COLS / 2])
 {
 #pragma unroll
