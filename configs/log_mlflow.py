@@ -19,7 +19,7 @@ ID_FILE = os.path.join(os.environ["MOETRAIN_OUTPUT_DIR"], "mlflow_run")
 
 
 def open_run(start):
-    """Continues the earlier run in this directory, or starts a run that a later one finds."""
+    """Continues the earlier run in this directory, or starts a run and stores its id for later runs."""
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "moetrain"))
     if os.environ["MOETRAIN_RESUMED"] == "1" and os.path.exists(ID_FILE):
         with open(ID_FILE) as f:

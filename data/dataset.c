@@ -628,7 +628,7 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     return cache_valid(ds, opt);
 }
 
-/* False, with ds empty, when the file is missing or fails any check. */
+/* Reads ds from its cache file. False, with ds empty, when the file is missing or fails any check. */
 static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const struct dataset_options *opt)
 {
     struct file_map map;

@@ -4,7 +4,7 @@
 
 #include "data/dataset/dataset_types.h"
 
-/* What to do about a path that is missing and may name a data set on the hub: "; ...", or "". */
+/* Advice for the error about a missing path that may name a data set on the hub: "; ...", or "". */
 const char *dataset_hub_hint(const char *path);
 
 /* files: comma-separated files, folders and patterns (source_list.h), read in order. "PATH*2.5" repeats its documents

@@ -215,7 +215,8 @@ static int check_special(struct row_reader *r, struct json row, struct err *err)
                       (int)MT_MIN(size, 64), text);
 }
 
-/* Templates print any value. A boolean, NaN or huge number is a missing text, or the wrong column. */
+/* Templates print any value. A boolean, NaN or a huge number comes from a missing text or a wrong column, so it is an
+ * error. */
 static int check_content(struct json content, struct err *err)
 {
     if (json_type(content) != JSON_BOOL && !json_wide(content)) return 0;

@@ -88,7 +88,8 @@ struct row_reader {
 /* Fills samples; none when a conversation has no answer that carries loss. A row of DATA_PREFERENCE is read twice, with
  * and without `worse`; its answers, and that of DATA_LABELLED, are one sample each or none. */
 int row_read(struct row_reader *r, struct json row, struct err *err) MT_CHECK;
-/* After the last row: system may be empty or missing in a row, but a column that no row has is misspelt. */
+/* Call it after the last row. Error: no row has a column of row_options.columns, so it is misspelt. (A single row may
+ * lack `system`.) */
 int row_columns_found(const struct row_reader *r, struct err *err) MT_CHECK;
 void row_reader_free(struct row_reader *r);
 /* One row as text: an object, or a list of messages, which becomes an object. Other JSON is unchanged. Messages begin

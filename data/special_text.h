@@ -5,7 +5,8 @@
 #include "data/json/json.h"
 #include "data/tokenizer/tokenizer.h"
 
-/* KEEP: they become special tokens, as in transformers. ERROR: such a row is bad. SPLIT: they are tokenised as text. */
+/* What special tokens in contents do. KEEP: they become special tokens, as in transformers. ERROR: the row is bad.
+ * SPLIT: they are tokenised as text. */
 enum special_text { SPECIAL_KEEP, SPECIAL_ERROR, SPECIAL_SPLIT };
 
 /* Number of special tokens in the strings of the row's messages, tools and documents; *first: the id of one. */

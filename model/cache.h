@@ -2,7 +2,7 @@
  * (cache_need in layer.h), rows in pages of MT_PAGE.
  *
  * A sequence has a slot: a row of every state, and pages. In layers with a window the pages are a ring, long enough for
- * window and chunk. In the others they come from a pool: a new sequence reserves the pages of all tokens that it may
+ * window and chunk. In other layers pages come from a pool: a new sequence reserves the pages of all tokens that it may
  * have, and takes them as it grows. So a sequence that has begun always finishes. A forked sequence shares the full
  * pages of the first one, which no sequence writes any more; the last page, rings and states are copied.
  *
@@ -51,7 +51,7 @@ void cache_drop(struct cache *c, int seq);
 int64_t cache_len(const struct cache *c, int seq);
 double cache_used(const struct cache *c); /* share of the pages in use, 0 to 1 */
 
-/* model_begin calls it: adds the tokens of a pass to sequences. Tokens cu[s] .. cu[s+1] - 1, at positions pos, are
+/* Adds the tokens of a pass to sequences; model_begin calls it. Tokens cu[s] .. cu[s+1] - 1, at positions pos, are
  * those of sequence seq[s], s < n_seq. decode: some of these sequences have tokens already. */
 void cache_begin(struct cache *c, struct device *dev, int64_t n_seq, const int32_t *seq, const int32_t *cu,
                  const int32_t *pos, bool decode);

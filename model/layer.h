@@ -89,7 +89,7 @@ struct mixer_kind {
 
     /* For decoding with a cache (model/cache.h). */
     struct cache_need (*cache)(const struct arch *a, int64_t layer);
-    /* fwd of the sequences' first tokens, which leaves in b->cache what decode would. */
+    /* fwd of the sequences' first tokens; it stores the same in b->cache as decode would. */
     void (*prefill)(const struct block *b, struct layer_acts *s, struct tensor y);
     /* fwd of any number of tokens per sequence: they see the earlier ones in b->cache, and are stored there. */
     void (*decode)(const struct block *b, struct layer_acts *s, struct tensor y);

@@ -70,7 +70,7 @@ struct layer_cost layer_cost_begin(struct device *dev)
     return before;
 }
 
-/* Adds the measured cost as layer_cost_known adds a known one, so that the sums have the same bits. */
+/* Adds the measured cost with the same additions as layer_cost_known, so that the sums have the same bits. */
 void layer_cost_end(struct layer_costs *c, int64_t place, enum layer_step step, struct device *dev,
                     const struct layer_cost *before)
 {

@@ -166,8 +166,9 @@ const struct adapters *adapters_logical(const struct adapters *ad);
  * 0. All ranks call it, the others with host = NULL. dtype, here and below, is the host array's: flat.dtype or F32.
  * Host arrays have 8-bit states decoded, in dtype stat. */
 void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host);
-/* adapters_put copies this rank's part of such a host array to flat and zeroes the padding. adapters_get copies flat to
- * a zeroed host array. Neither communicates. adapters_get does not accept states with ZeRO-1. */
+/* adapters_put copies this rank's part of a host array in the logical layout to flat and zeroes the padding.
+ * adapters_get copies flat to a zeroed host array. Neither communicates. adapters_get does not accept states with
+ * ZeRO-1. */
 void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype,
                   const void *host);
 void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host);

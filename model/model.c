@@ -713,7 +713,8 @@ void model_clear(struct model *m)
 
 void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->sums, 0, SUM_GRAD)); }
 
-/* Counts each gradient element once: replicated ones on this rank, divided experts' on the rank that holds them. */
+/* Counts each gradient element once: replicated elements on this rank, elements of divided experts on the rank that
+ * holds the expert. */
 void model_norm(struct model *m)
 {
     const struct tensor grad = m->adapters.opt.grad;

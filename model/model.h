@@ -1,7 +1,7 @@
 /* model.h - the whole model: embedding, layers, chunked loss head; one micro-batch at a time.
  *
  *   model_begin   allocates work memory, after what the caller has there; uploads the batch
- *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last x that of the final norm
+ * model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last x the input of the final norm
  *   model_loss    final norm, head, the objective's loss over the labelled tokens, added to the sums
  *   model_bwd     gradients of every adapter, added to the flat gradient
  *   model_end     frees that work memory
@@ -97,23 +97,23 @@ struct model_batch {
 
 struct model_pass {
     bool backward;
-    double loss_scale;      /* multiplies the loss: 1 / labelled tokens, pairs or rows of the optimizer step */
-    double sft_scale;       /* 1 / tokens of chosen completions of the step */
-    double baseline;        /* KTO's z of the step */
-    double entropy_from;    /* of struct policy */
-    double entropy_share;   /* factor of policy.entropy_scale: 1 / tokens of the step that have loss */
-    bool wants_reference;   /* objective_policy: computes the reference also where no loss reads it */
-    bool measures_baseline; /* forward only: adds the log-ratios of KTO's baseline to the sums */
-    double aux_share;       /* weight of this micro-batch in the step's auxiliary loss */
-    uint64_t dropout_key;   /* differs for every micro-batch */
-    double noise_alpha;     /* of op_embed_noise; 0: no noise */
-    uint64_t noise_key;     /* differs for every micro-batch */
-    bool objective;         /* the loss is that of the model's objective; otherwise the cross-entropy */
-    bool counted;           /* forward only: as a backward, adds the routing to what model_read_experts returns */
-    bool unquantised;       /* without the fake quantisation of struct qat */
-    enum qat_inputs inputs; /* of quant.activations */
-    struct cache *cache;    /* forward only: the tokens are stored there, and see those before (cache.h); NULL: none */
-    const int32_t *cache_seq;        /* [n_seq] the sequences in the cache */
+    double loss_scale;        /* multiplies the loss: 1 / labelled tokens, pairs or rows of the optimizer step */
+    double sft_scale;         /* 1 / tokens of chosen completions of the step */
+    double baseline;          /* KTO's z of the step */
+    double entropy_from;      /* of struct policy */
+    double entropy_share;     /* factor of policy.entropy_scale: 1 / tokens of the step that have loss */
+    bool wants_reference;     /* objective_policy: computes the reference also where no loss reads it */
+    bool measures_baseline;   /* forward only: adds the log-ratios of KTO's baseline to the sums */
+    double aux_share;         /* weight of this micro-batch in the step's auxiliary loss */
+    uint64_t dropout_key;     /* differs for every micro-batch */
+    double noise_alpha;       /* of op_embed_noise; 0: no noise */
+    uint64_t noise_key;       /* differs for every micro-batch */
+    bool objective;           /* the loss is that of the model's objective; otherwise the cross-entropy */
+    bool counted;             /* forward only: as a backward, adds the routing to what model_read_experts returns */
+    bool unquantised;         /* without the fake quantisation of struct qat */
+    enum qat_inputs inputs;   /* of quant.activations */
+    struct cache *cache;      /* forward only: stores the tokens, which see earlier ones (cache.h); NULL: none */
+    const int32_t *cache_seq; /* [n_seq] the sequences in the cache */
     const struct adapters *adapters; /* in place of the model's own, forward only; NULL: its own */
     enum choices_use choices;        /* of experts; recorded ones are read with choices_read after model_fwd */
     bool decode;                     /* some have tokens in the cache before this pass */
@@ -200,7 +200,8 @@ struct model {
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err) MT_CHECK;
 void model_close(struct model *m);
-/* With quant.activations: the largest magnitudes of the inputs are known, and passes may quantise them. */
+/* With quant.activations: whether the largest magnitudes of the inputs are known, so that passes may quantise
+ * inputs. */
 bool model_calibrated(const struct model *m);
 /* With quantisation-aware training: computes the largest magnitudes of the weights. Error: one is not finite. Waits. */
 int model_check_quant(struct model *m, struct err *err) MT_CHECK;

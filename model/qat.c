@@ -225,7 +225,7 @@ void qat_use_inputs(struct qat *q, const struct arch *a, struct adapters *ad, en
 
 void qat_calibrate_begin(struct qat *q) { q->seen = mem_array(q->n_input, sizeof(*q->seen)); }
 
-/* The largest magnitudes over all ranks: with expert parallelism an input may have rows on one rank alone. */
+/* Takes the largest magnitudes over all ranks: with expert parallelism an input may have rows on one rank alone. */
 static void share_seen(struct qat *q, struct comm *all)
 {
     struct input_range *of = mem_array(q->n_input * all->world, sizeof(*of));

@@ -25,16 +25,18 @@ struct qat {
     bool waiting;             /* training is not quantised yet: no amax is kept */
 };
 
-/* Takes amax from dev->state and makes fake quantisation part of the adapters' products (layer_adapt applies it);
- * after adapters_alloc. Error: a matrix whose width the formats' blocks do not divide, dropout on a merged adapter. */
+/* Takes amax from dev->state and makes fake quantisation part of the adapters' products (layer_adapt applies it). Call
+ * it after adapters_alloc. Error: a matrix whose width the formats' blocks do not divide, dropout on a merged
+ * adapter. */
 int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
              const struct qat_options *opt, struct err *err) MT_CHECK;
 /* Computes amax of the current weights if they have changed; amax that a run keeps (ad->amax) only if not known.
- * Formats whose only scales are per block read no amax: it is computed once, for qat_check. After layer_adapt of all
- * layers. */
+ * Formats whose only scales are per block read no amax; for them it is computed once, for qat_check. Call it after
+ * layer_adapt of all layers. */
 void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
                  struct layer_weights *layers);
-/* After qat_refresh; waits for the device. Error: a weight that is not finite, by layer, product and expert. */
+/* Call it after qat_refresh; it waits for the device. Error: a weight that is not finite, by layer, product and
+ * expert. */
 int qat_check(const struct qat *q, struct device *dev, const struct arch *a, const struct adapters *ad,
               struct err *err) MT_CHECK;
 

@@ -72,8 +72,8 @@ static int load_expert_biases(struct weights_read *f, struct tensor *bias, const
     return 0;
 }
 
-/* One or two matrices per expert, the layout of bitsandbytes. Checks those of all experts, reads this rank's. Those of
- * the first expert enter the fingerprint, on every rank. */
+/* Loads experts with one or two matrices each, as bitsandbytes stores them. Checks the matrices of all experts, and
+ * reads those of this rank. On every rank the matrices of the first expert enter the fingerprint. */
 static int load_per_expert(struct weights_read *f, struct weight *w, struct tensor *bias,
                            const struct stored_experts *p)
 {

@@ -214,7 +214,7 @@ void weights_read_describe(struct weights_read *f, enum weight_format held, bool
 }
 
 /* 1 when model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. With
- * attention, experts that are packed keep their format. */
+ * model.quantize_attention, experts that the checkpoint has packed keep their format. */
 static int wants_packing(struct weights_read *f, const struct source *s, enum role role)
 {
     const bool attention = f->quantizer.q.attention, nested = s->nested_absmax != NULL;
@@ -223,7 +223,7 @@ static int wants_packing(struct weights_read *f, const struct source *s, enum ro
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, safetensors_stored(s->data), f->err) : 0;
 }
 
-/* A source of several that form one matrix must end with a block of the matrix. */
+/* If several sources form one matrix, each must end where a block of the matrix ends. */
 static int check_ends(struct weights_read *f, const struct weight *w, const struct source *s, int64_t n)
 {
     for (int64_t i = 0; i < n && n != w->n_exp; i++)

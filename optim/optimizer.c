@@ -50,7 +50,7 @@ void optimizer_alloc(struct optimizer *opt, struct device *dev)
     if (!dev->dry_run) device_upload(dev, opt->map.data, map, (int64_t)sizeof(map));
 }
 
-/* The codes and scales of state i in host memory, and the values of its codes. */
+/* A state of 8-bit codes in host memory: codes, scales, and the values of the codes. */
 struct codes {
     uint8_t *code;
     float *scale, map[256];

@@ -79,7 +79,7 @@ static int put_tools(struct chat *c, struct json tools, struct err *err)
 
 /* ---- the roles */
 
-/* Tools and the response format, after the text of a system or developer message. */
+/* Writes tools and the response format, after the text of a system or developer message. */
 static int put_instructions(struct chat *c, const struct turn *t, struct err *err)
 {
     const struct json format = json_find(t->first, "response_format");

@@ -337,7 +337,7 @@ static void known_text(char text[320], const struct chat_template *t)
     if (!shown) snprintf(text, 320, "; it reads none");
 }
 
-/* A variable that the template never reads would have no effect. */
+/* Refuses a variable that the template never reads, because it would have no effect. */
 static int check_names(const struct chat_template *t, struct json kwargs, struct err *err)
 {
     const char *key;
@@ -555,8 +555,8 @@ int64_t chat_template_end(struct text_buf *out, const struct chat_template *t)
     return out->size;
 }
 
-/* The template writes arguments of this form: it neither fails nor leaves them out, nor writes them as the JSON of a
- * string, as gpt-oss's does with a string. */
+/* Whether the template writes arguments of this form: it neither fails nor leaves them out, nor writes them as the JSON
+ * of a string, as gpt-oss's template does with a string. */
 static bool writes_arguments(const struct chat_template *t, const char *answer)
 {
     struct text_buf text = {0};

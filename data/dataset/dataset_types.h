@@ -10,7 +10,7 @@ enum overlong { OVERLONG_CUT, OVERLONG_DROP };
 
 struct dataset_options {
     enum data_format format; /* rows.h */
-    enum loss_on loss_on;    /* of conversations and completions; in a `text` row every token carries loss */
+    enum loss_on loss_on;    /* for conversations and completions; in a `text` row every token carries loss */
     enum overlong overlong;  /* for a document longer than seq_len: truncate it, or drop and count it; answers of
                               * preference rows are never truncated */
     bool prompt_loss;        /* tokens of the prompts of chosen answers get mask 2 */
@@ -62,7 +62,7 @@ struct dataset {
     int64_t n_rows, n_bad;            /* rows read; rows skipped as bad */
     int64_t n_overlong, n_unlabelled; /* documents truncated or dropped; documents dropped without a target */
     struct dataset_counts counts;
-    uint64_t hash;                /* of the members above, of counts only n_unshown; for resume checks */
+    uint64_t hash;                /* of the members above, but of counts only n_unshown; for resume checks */
     int64_t cap_docs, cap_tokens; /* capacity of the arrays */
 };
 

@@ -16,8 +16,8 @@
  * `messages`, `conversations` or `instruction` with `input`, `history` also name a prompt. Turns of sharegpt, {from,
  * value}, become messages. */
 int preference_row_answer(struct text_buf *out, struct json row, bool worse, struct err *err) MT_CHECK;
-/* The same for {prompt, completion, label}, and for messages, conversations or alpaca with a label. label or kto_tag:
- * true or false, 1 or 0, desirable or undesirable; or such a text. */
+/* preference_row_answer for {prompt, completion, label}, and for messages, conversations or alpaca with a label. label
+ * or kto_tag: true or false, 1 or 0, desirable or undesirable; or such a text. */
 int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struct err *err) MT_CHECK;
 
 /* The key that marks answers as bad in data for DPO and KTO, as TRL, LLaMA-Factory and ms-swift name it; NULL: none.

@@ -68,7 +68,7 @@ static int64_t read_full(int fd, void *dst, int64_t size)
     return n;
 }
 
-/* A file that `git clone` leaves without git-lfs in the place of a large one: three lines of text. */
+/* Whether the file is the three lines of text that `git clone` without git-lfs leaves in place of a large file. */
 static bool is_lfs_pointer(int fd, const struct stat *st)
 {
     static const char mark[] = "version https://git-lfs.github.com/spec/v1";
@@ -140,7 +140,7 @@ void file_map_close(struct file_map *map)
 void file_map_drop(const struct file_map *map, int64_t offset, int64_t bytes)
 {
     if (!map->data || bytes <= 0 || offset < 0 || offset > map->size - bytes) return;
-    /* Whole pages, rounded outward: a neighbour's bytes are read again from the page cache. */
+    /* Drops whole pages, rounded outward: bytes of a neighbour on these pages are read again from the page cache. */
     int64_t page = sysconf(_SC_PAGESIZE), begin = offset / page * page;
     madvise((void *)(uintptr_t)(map->data + begin), (size_t)(offset + bytes - begin), MADV_DONTNEED);
 }
@@ -388,7 +388,8 @@ static int sync_parent(const char *path, struct err *err)
     return rc;
 }
 
-/* The final rename would replace a device, a pipe or a link to one (as root, even /dev/null) with the file. */
+/* Refuses a device, a pipe or a link to one, which the final rename would replace with the file (as root, even
+ * /dev/null). */
 static int check_replaceable(const char *path, struct err *err)
 {
     struct stat st;

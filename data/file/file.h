@@ -68,7 +68,7 @@ int file_writer_open(struct file_writer *w, const char *path, struct err *err) M
 int file_writer_put(struct file_writer *w, const void *data, int64_t size, struct err *err) MT_CHECK;
 int file_writer_close(struct file_writer *w, bool keep, struct err *err);
 /* Opens or creates a file that only moetrain writes, with the flags of open(2); its descriptor, or -1. Refused: a
- * symbolic link, a hard link, a pipe or device, with which a name in a directory would lead to another file. */
+ * symbolic link, a hard link, a pipe or a device, through which the name would lead to another file. */
 int file_open_own(const char *path, int flags, struct err *err) MT_CHECK;
 int file_check_link(const char *path, struct err *err) MT_CHECK;  /* an error for a symbolic link */
 int file_make_dirs(const char *path, struct err *err) MT_CHECK;   /* mkdir -p */
@@ -78,16 +78,16 @@ int file_sync_dir(const char *path, struct err *err) MT_CHECK;
 int file_check_new(const char *path, struct err *err) MT_CHECK;
 /* An error with both numbers when the file system of `dir` has less than `bytes` free. */
 int file_check_space(const char *dir, int64_t bytes, struct err *err) MT_CHECK;
-/* An error for a regular file with a hole (bytes that were never written, which read as zeros): text has none, and a
- * file of terabytes may have no other content. */
+/* An error for a regular file with a hole (bytes that were never written, which read as zeros): text files have no
+ * holes, and a file of terabytes may be one hole. */
 int file_check_holes(const char *path, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
 bool file_exists_in(const char *dir, const char *name);
 int64_t file_size(const char *path); /* 0: unknown */
 bool file_is_dir(const char *path);
 bool file_has_links(const char *path); /* a regular file with more than one name */
-/* 0: path is a directory (want_dir), or exists and is not a directory. Otherwise an error that names what is there
- * instead, and the target of a broken symbolic link. */
+/* Checks that path is a directory (want_dir), or exists and is not a directory. The error names what is there instead,
+ * and the target of a broken symbolic link. */
 int file_check_kind(const char *path, bool want_dir, struct err *err) MT_CHECK;
 /* Whether file_make_dirs could create path, with the same error if not; changes nothing. */
 int file_check_dirs(const char *path, struct err *err) MT_CHECK;

@@ -108,7 +108,7 @@ static int advise(struct err *err, const char *advice)
     return err_set(err, "%s; %s", what.msg, advice);
 }
 
-/* From the hub; from the cache when the hub is offline or unreachable. */
+/* Lists the repository's files: from the hub, or from the cache when the hub is offline or unreachable. */
 static int list_files(struct hub_repo *repo, struct err *err)
 {
     char path[2 * HUB_PATH];
@@ -298,7 +298,7 @@ static bool have_model(const struct hub_repo *like, char dir[MT_PATH], bool plan
     return have;
 }
 
-/* OWNER/NAME[@REVISION]; or the revision as a separate argument. */
+/* Parses OWNER/NAME[@REVISION]; the revision may be a separate argument instead. */
 static int parse_model(struct hub_repo *repo, const char *spec, const char *revision, struct err *err)
 {
     const char *at = strchr(spec, '@');

@@ -304,8 +304,8 @@ int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *
     return 0;
 }
 
-/* In a cache that several users share, the name may belong to another user's file, to a link, or to a second name of a
- * file elsewhere. Such an entry is removed, not followed. */
+/* In a cache that several users share, the name may belong to another user's file, to a symbolic link, or to a hard
+ * link of a file elsewhere. Such an entry is removed, not followed. */
 int hub_part_open(int *fd, const char *path, struct err *err)
 {
     const int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;

@@ -54,7 +54,7 @@ void hub_repo_add(struct hub_repo *repo, const char *path, const char *etag, int
 const struct hub_file *hub_repo_find(const struct hub_repo *repo, const char *path); /* NULL: it has no such file */
 void hub_repo_free(struct hub_repo *repo);
 
-/* Paths; name NULL gives the folder itself. below: a folder of the repository, such as "blobs". */
+/* Make paths; name NULL gives the folder itself. below: a folder of the repository, such as "blobs". */
 int hub_repo_path(char path[MT_PATH], const struct hub_repo *repo, const char *below, const char *name,
                   struct err *err) MT_CHECK;
 int hub_snapshot_path(char path[MT_PATH], const struct hub_repo *repo, const char *name, struct err *err) MT_CHECK;
@@ -65,7 +65,7 @@ int hub_part_path(char path[MT_PATH], const struct hub_repo *repo, const char *e
  * to do. */
 const char *hub_why_unwritten(const struct hub_env *env, struct err *text);
 
-/* Opens or creates a partial file for reading and writing; it must belong to this user and have one name. */
+/* Opens or creates a partial file for reading and writing; it must belong to this user and have no second hard link. */
 int hub_part_open(int *fd, const char *path, struct err *err) MT_CHECK;
 
 /* Fills commit and files from the cache; the hash of a file is the name in its link's target, or "". -1: the revision

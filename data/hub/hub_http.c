@@ -424,7 +424,7 @@ static void follow(struct transfer *t, const char *to)
     }
 }
 
-/* The end of a request for a header: the header is complete, or the next bytes are requested. */
+/* Ends a request for a header: it is complete, or its next bytes are requested. */
 static void finish_header(struct transfer *t)
 {
     const int64_t end = header_end(t);

@@ -298,7 +298,7 @@ static int put_part(struct push *p, const struct upload *f, int fd, const char *
     return etag && !etag[0] ? err_set(err, "%s/%s: the store gives no ETag for a part", p->id, f->path) : 0;
 }
 
-/* The address of part i, a member of the header whose name is its number, perhaps with zeros before it. */
+/* Finds the address of part i: the member of the header whose name is the number i, perhaps with leading zeros. */
 static int part_url(struct json header, int64_t i, const char **url, struct err *err)
 {
     const char *key;
@@ -369,7 +369,7 @@ static int confirm(struct push *p, const struct upload *f, struct json verify, s
     return doc ? 0 : -1;
 }
 
-/* Sends the content as an object of the batch's answer says, or not at all. */
+/* Sends the content as the batch's answer specifies for it; sends nothing if LFS has the content already. */
 static int put_content(struct push *p, const struct upload *f, struct json object, struct err *err)
 {
     struct json error = json_find(object, "error"), actions = json_find(object, "actions");

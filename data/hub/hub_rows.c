@@ -227,7 +227,7 @@ static int set_page(const struct download *d, struct hub_answer *a, int64_t offs
     return fits ? 0 : err_set(err, "%s: the name of its split is too long", d->repo->id);
 }
 
-/* Requests the next pages, as far as they follow one another: only the first one when the total is unknown. */
+/* Requests the next pages and appends their rows; only one page while the total is unknown. */
 static int get_pages(struct download *d, struct err *err)
 {
     struct hub_answer *answers = mem_array(AT_ONCE, sizeof(*answers));

@@ -29,7 +29,8 @@ int text_put_json(struct text_buf *t, struct json value, struct err *err) MT_CHE
 int text_put_number(struct text_buf *t, struct json number, struct err *err) MT_CHECK;
 void text_put_quoted(struct text_buf *t, const char *s, int64_t size); /* a string of it */
 void text_put_string(struct text_buf *t, const char *s);               /* the same; NUL-terminated */
-/* Between the values of an array or object that is written one by one: ", ", but not after its bracket. */
+/* Call it before each value of an array or object that is written one by one. Writes ", ", but nothing after the
+ * opening bracket. */
 void text_put_comma(struct text_buf *t);
 void text_put_key(struct text_buf *t, const char *key); /* text_put_comma, and `"key": ` unless it is NULL */
 void text_put_float(struct text_buf *t, double v);      /* Python's repr */

@@ -47,7 +47,7 @@ static int32_t *read_ids(struct json row, const char *key, int64_t vocab, int64_
     return ids;
 }
 
-/* A list with an entry per completion token. 1: it is missing or null. */
+/* Reads a list with an entry per completion token. 1: it is missing or null. */
 static int get_list(struct json row, const char *key, int64_t n, struct json *list, struct err *err)
 {
     if (!json_given(json_find(row, key))) return 1;

@@ -56,7 +56,7 @@ static int64_t lz4_length(const uint8_t **p, const uint8_t *end, int64_t n)
     return n;
 }
 
-/* A block of LZ4's format, from out + *at on: literals, then a copy of earlier bytes, which the last literals lack. */
+/* Decodes a block of LZ4's format to out + *at: literals and copies of earlier bytes in turn; it ends with literals. */
 static bool unpack_lz4(uint8_t *out, int64_t *at, int64_t size, const uint8_t *p, int64_t n)
 {
     const uint8_t *end = p + n;

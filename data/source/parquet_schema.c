@@ -104,7 +104,7 @@ static struct parquet_column *add_column(struct parquet_schema *s, const char *p
     return c;
 }
 
-/* Reads one element and, of a group, its descendants; `name`: of its ancestors, with a point at the end. */
+/* Reads one element and, of a group, its descendants; name: those of its ancestors, each with a dot after it. */
 static int read_node(struct parquet_schema *s, struct thrift *t, const char *path, int64_t parent, const char *above,
                      int64_t *left, int depth, struct err *err)
 {
@@ -144,8 +144,8 @@ static int read_node(struct parquet_schema *s, struct thrift *t, const char *pat
     return 0;
 }
 
-/* A list is a group with a repeated member. That member is the item, or holds it alone; old files have rules for which
- * (parquet-format, LogicalTypes.md). */
+/* A list is a group with a repeated member. That member is the item, or a group that holds only the item. For old files
+ * the format has rules which of the two it is (parquet-format, LogicalTypes.md). */
 static void find_lists(struct parquet_schema *s)
 {
     char tuple[256];

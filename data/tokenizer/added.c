@@ -135,7 +135,7 @@ static int insert(struct added_set *set, int32_t token, struct err *err)
     return 0;
 }
 
-/* Nodes by depth: fail and the tokens of shorter paths are known first. */
+/* Visits the nodes by depth, so that fail and the tokens of shorter paths are known first. */
 static void link_nodes(struct added_set *set, int64_t max_depth)
 {
     int64_t *at = mem_array(max_depth + 2, sizeof(*at));
@@ -232,7 +232,7 @@ void added_find(const struct added_set *set, const char *text, int64_t size, boo
         out->items[i] = out->items[out->n - 1 - i];
         out->items[out->n - 1 - i] = first;
     }
-    int64_t kept = 0, from = 0, done = 0; /* from: end of the last token; done: also of white space behind it */
+    int64_t kept = 0, from = 0, done = 0; /* from: end of the last token; done: end of its white space */
     for (int64_t i = 0; i < out->n; i++) {
         struct added_match m = out->items[i];
         if (m.begin < from) continue;

@@ -395,7 +395,7 @@ static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
     return 0;
 }
 
-/* The table of bytes -> id, after all tokens are known. Error: two ids have the same text. */
+/* Makes the table of bytes -> id, after all tokens are known. Error: two ids have the same text. */
 static int index_tokens(struct bpe *b, struct err *err)
 {
     b->slot_mask = table_mask(b->n_ids);

@@ -287,7 +287,7 @@ static int run_step(const struct normalizer_step *step, struct normal *n, const 
 int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
                    int64_t *room, struct err *err)
 {
-    int64_t largest = 0; /* between the steps: a later one may shrink what an earlier one made */
+    int64_t largest = 0; /* the largest size after a step; a later step may shrink the text */
     for (int64_t i = 0; i < z->n_steps; i++) {
         struct normal next = {0};
         int rc = run_step(&z->steps[i], &next, n->text ? n->text : text, n->text ? n->size : size, first, *room, err);

@@ -9,7 +9,8 @@
 int64_t utf8_invalid_at(const char *text, int64_t size);
 /* Bytes of the character at s, with `left` > 0 bytes available: 0 when it is invalid, -1 when it is truncated. */
 int64_t utf8_character(const char *s, int64_t left);
-/* The valid character at s is White_Space; a letter, mark, digit or connector (\w of regular expressions). */
+/* Whether the valid character at s is White_Space; whether it is a letter, mark, digit or connector (\w of regular
+ * expressions). */
 bool utf8_is_space(const char *s);
 bool utf8_is_word(const char *s);
 

@@ -16,7 +16,8 @@ struct search {
     PCRE2_SIZE last;      /* where the last step was */
 };
 
-/* PCRE2 calls it before every item of the pattern. A step is an item, and each byte that it passed over. */
+/* PCRE2 calls it before every item of the pattern. It counts a step for the item, and one for each byte passed since
+ * the last call. */
 static int count_step(pcre2_callout_block *block, void *user)
 {
     struct search *s = user;

@@ -6,9 +6,9 @@
  *
  * PCRE2 10.42 knows the categories of Unicode 14, Hugging Face's library those of 16. Before matching, later characters
  * are replaced by characters of the same category. (This would mislead a pattern that names such a character; no
- * published pattern does.) As ranges in the patterns they would cost a third of the speed on plain English. \s of PCRE2
- * has U+180E in addition to Unicode's White_Space. Patterns are rewritten to White_Space at every \s and \S, except for
- * \S inside brackets, which cannot be written as a list. */
+ * published pattern does.) Ranges of these characters in the patterns would cost a third of the speed on plain English.
+ * \s of PCRE2 has U+180E in addition to Unicode's White_Space. Patterns are rewritten to White_Space at every \s and
+ * \S, except for \S inside brackets, which cannot be written as a list. */
 #include "data/tokenizer/split.h"
 
 #include <stdio.h>
@@ -252,7 +252,7 @@ static int load_metaspace(struct split *s, struct json j, struct err *err)
     return cut ? add_rule(s, j, metaspace_pattern, (int64_t)strlen(metaspace_pattern), err) : 0;
 }
 
-/* One element; the ByteLevel must be the last one and only that. */
+/* Loads one element. The last element must be a ByteLevel, and no other element may be one. */
 static int load_element(struct split *s, struct json j, bool last, struct err *err)
 {
     static const struct {

@@ -5,8 +5,8 @@
  *
  * Both cuts take the leftmost match, and of those the longest. `truncation` and `padding` of the file are settings of
  * that library's calls; `decoder` and `post_processor` come after the ids. Only the type of post_processor is checked.
- * Metaspace's changes of the text are done by the normalizer, as no step is between the two: vocabularies of characters
- * may have no added tokens with normalized:true. */
+ * The normalizer also makes Metaspace's changes of the text. This is possible because vocabularies of characters may
+ * have no added tokens with normalized:true, so no step lies between the two. */
 #include "data/tokenizer/tokenizer.h"
 
 #include <stdio.h>
@@ -142,7 +142,7 @@ static int build_added(struct tokenizer *tok, struct err *err)
     return rc;
 }
 
-/* The pre_tokenizer; after the normalizer, the steps that Metaspace adds. */
+/* Loads the pre_tokenizer, and adds the steps of Metaspace after those of the normalizer. */
 static int load_split(struct tokenizer *tok, struct json j, struct err *err)
 {
     tok->split = split_load(j, err);

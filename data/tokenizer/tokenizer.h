@@ -32,7 +32,7 @@ void tokenizer_specials(const struct tokenizer *tok, const char *text, int64_t s
 /* Bytes of one id; NULL for an id without a token. */
 const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size);
 bool tokenizer_marks_spaces(const struct tokenizer *tok); /* U+2581 stands for a space in these bytes */
-/* The id is a special token: its text becomes this id only where special tokens are recognised. */
+/* Whether the id is a special token: its text becomes this id only where special tokens are recognised. */
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id);
 
 #endif

@@ -200,8 +200,8 @@ static struct rope_arch plain_rope(const struct arch *a, double theta)
                               .width = a->compress.rope};
 }
 
-/* One of the two RoPEs; cos and sin have no factor unless the file names one. YaRN always truncates: transformers does
- * not read the key, and the published code has none. */
+/* One of the two RoPEs; cos and sin have no factor unless the file names one. YaRN's key `truncate` must be true:
+ * transformers does not read it, and the published code always truncates. */
 static int read_one(struct rope_arch *r, struct json root, struct json o, struct err *err)
 {
     double factor = 1;

@@ -1,5 +1,5 @@
-/* arch_fixed.c - keys of config.json that change a family's mathematics and have one supported value. Most are of the
- * publishers' own code: transformers' class ignores them, and computes what the supported value says. */
+/* arch_fixed.c - keys of config.json that change a family's mathematics and have one supported value. Most are keys of
+ * the publishers' own code: transformers' class ignores them and computes as if they had the supported value. */
 #include "model/arch/arch_fixed.h"
 
 #include <stdio.h>

@@ -13,7 +13,7 @@
 enum { FULL, SLIDING, KINDS };
 static const char *const kind_names[KINDS] = {"full_attention", "sliding_attention"};
 
-/* Heads of each layer, before those of a kind are known to be equal. */
+/* Heads of one layer. Layers of one kind must have equal heads, which is checked later. */
 struct layer_heads {
     int64_t head_dim, n_kv;
 };

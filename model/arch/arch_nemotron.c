@@ -1,8 +1,8 @@
 /* arch_nemotron.c - reads the configuration of Nemotron-H: as published, and as transformers 5 writes it. A layer has a
  * mixer or a network. Defaults are those of transformers' configuration class.
  *
- * transformers takes time_step_min as the least step and ignores time_step_limit; so does moetrain. It also ignores
- * attention_bias, the keys of RoPE, which attention does not have, norm_eps, n_shared_experts and expand. */
+ * transformers takes time_step_min as the least step and ignores time_step_limit; so does moetrain. transformers also
+ * ignores attention_bias, norm_eps, n_shared_experts, expand, and the keys of RoPE, which attention does not have. */
 #include "model/arch/arch_nemotron.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 
 enum kind { MAMBA, ATTENTION, EXPERTS, DENSE, KINDS, NO_KIND = KINDS };
 
-/* A key with two names; if the file has both, they must be equal. */
+/* Reads a key that has two names; if the file has both, they must be equal. */
 static int opt_i64(struct json root, const char *name, const char *other, int64_t low, int64_t high, int64_t *out,
                    struct err *err)
 {
@@ -108,7 +108,7 @@ static int read_pattern(struct json at, enum kind *kind, int64_t *n, struct err 
     return 0;
 }
 
-/* The kinds of the layers, under three names of which a file may have several. */
+/* Reads the kinds of the layers. Their key has three names, and a file may have several of them. */
 static int read_layers(struct arch *a, const struct nemotron_kinds *kinds, struct json root, struct err *err)
 {
     static const char *const keys[] = {"layers_block_type", "layer_types", "hybrid_override_pattern"};

@@ -5,7 +5,7 @@
 #include "model/arch/arch_types.h"
 
 int refuse_variants(struct json root, struct err *err) MT_CHECK;
-/* Keys of DeepSeek's routers; supported: the value of scoring_func. */
+/* Checks keys of DeepSeek's routers. supported: the one supported value of scoring_func. */
 int refuse_routers(struct json root, const char *supported, struct err *err) MT_CHECK;
 int refuse_softmax_variants(struct json root, struct err *err) MT_CHECK; /* the same keys beside a softmax router */
 int refuse_null_groups(struct json root, struct err *err) MT_CHECK;

@@ -88,7 +88,8 @@ static int read_query_beta(struct rope_arch *r, struct json scaling, enum rope_k
     return r->query_beta > 0 ? range_factor(scaling, "llama_4_scaling_beta", r->query_beta, err) : 0;
 }
 
-/* The key may also stand beside rope_parameters, where transformers prefers it. */
+/* Reads original_max_position_embeddings. It may also be outside rope_parameters, and transformers then reads it
+ * there. */
 static int read_original_len(struct rope_arch *r, struct json root, struct json scaling, struct err *err)
 {
     static const char key[] = "original_max_position_embeddings";

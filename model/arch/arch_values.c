@@ -97,7 +97,7 @@ static const struct row {
     {"sliding_attention: pairs of proportional RoPE", I64, NAMED(rope[1].n_pair)},
 };
 
-/* YaRN's factors come from logarithms, whose last bit depends on the C library: twelve digits. */
+/* YaRN's factors come from logarithms, whose last bit depends on the C library: only twelve digits are kept. */
 static void write_value(char *text, size_t size, enum kind kind, const void *at)
 {
     switch (kind) {

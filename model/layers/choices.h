@@ -1,7 +1,8 @@
 /* choices.h - the routers' choice of experts in a pass: recorded for the caller, or given by the caller. In both cases
  * route.idx of the layers are views of one tensor.
  *
- * It has the layers whose router chooses by logits, not those of DeepSeek-V4 that choose by the token's id. */
+ * struct choices has the layers whose router chooses by logits, not those of DeepSeek-V4 that choose by the token's
+ * id. */
 #ifndef MT_CHOICES_H
 #define MT_CHOICES_H
 

@@ -9,7 +9,7 @@
 
 #include "model/layer.h"
 
-/* Its activations are s->shared, whose gate is absent unless the caller sets it. */
+/* The network's activations are s->shared, whose gate is absent unless the caller sets it. */
 struct glu_network {
     const struct proj *up, *down; /* [U, D]: gate rows (if any), up rows; [D, G] */
 };

@@ -41,7 +41,7 @@ static struct mla_shape shape_of(const struct arch *a)
                               .beta = (float)a->rope[0].query_beta};
 }
 
-/* The norms of the projections: transformers' class default of eps, whatever rms_norm_eps is. */
+/* The norms of the projections have the default eps of transformers' class, whatever rms_norm_eps is. */
 static struct norm norm_of(const struct arch *a)
 {
     return (struct norm){.eps = 1e-6f, .round_twice = a->norm.round_twice};

@@ -22,14 +22,14 @@ struct objective_means {
 };
 
 struct objective {
-    /* Its loss compares the model with the reference: the base model as reference then has the trained model's
-     * products, with adapters of scale 0. */
+    /* The loss compares the model with the reference. If the base model is the reference, it then runs the same
+     * products as the trained model, with adapters of scale 0. */
     bool compares;
     /* In model_begin, once the labels are on the device: allocates and fills what the loss reads, on dev->work. NULL:
      * nothing. */
     void (*begin)(struct model *, const struct model_batch *);
-    /* In model_loss: nll and hit of every labelled row, and m->dfinal, the gradient of the loss. Returns a second term
-     * of each row, which it allocates and model_loss adds up in the sums' kl, or an absent tensor. */
+    /* In model_loss: nll and hit of every labelled row, and m->dfinal, the gradient of the loss. Returns a tensor that
+     * it allocated, with a second term of each row, which model_loss adds to kl of the sums; or an absent tensor. */
     struct tensor (*loss)(struct model *, struct tensor nll, struct tensor hit);
     /* The loss of a step or an evaluation, a mean. n_label: labelled tokens of all ranks. */
     double (*value)(const struct model *, const struct model_sums *, int64_t n_label);

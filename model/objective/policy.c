@@ -1,8 +1,8 @@
-/* policy.c - online RL over completions: GRPO, Dr. GRPO, DAPO, GSPO, RLOO, CISPO. The head is frozen: its pass gives
- * log-probability and entropy of every label and, without a weight, the gradient of each; the loss of a completion is a
- * function of its labels (kernels/policy_value.h), and its derivatives weight the rows of that gradient. With
- * entropy_coef the head runs twice: first for the values, then for the gradient, with two weights per label, of the
- * log-probability and of the entropy. */
+/* policy.c - online RL over completions: GRPO, Dr. GRPO, DAPO, GSPO, RLOO, CISPO. The loss of a completion is a
+ * function of its labels' log-probabilities (kernels/policy_value.h). The head is frozen. Its pass gives
+ * log-probability, entropy and unweighted gradient of every label, and the derivatives of the loss weight the rows of
+ * this gradient. With entropy_coef the head runs twice: first for the values, then for the gradient, with two weights
+ * per label, of the log-probability and of the entropy. */
 #include "model/model.h"
 
 static struct tensor push_i32(struct model *m, const int32_t *host, int64_t n)

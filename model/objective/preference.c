@@ -1,6 +1,7 @@
-/* preference.c - DPO, IPO, SimPO, ORPO and KTO. The head is frozen: its pass gives the log-probability of every label
- * and, without a weight, the gradient of each; the loss of a pair or a row is a function of the answers' sums
- * (kernels/preference_value.h), and its derivatives weight the rows of that gradient. */
+/* preference.c - DPO, IPO, SimPO, ORPO and KTO. The loss of a pair or a row is a function of the answers'
+ * log-probabilities, summed over labels (kernels/preference_value.h). The head is frozen. Its pass gives
+ * log-probability and unweighted gradient of every label, and the derivatives of the loss weight the rows of this
+ * gradient. */
 #include "model/model.h"
 
 static struct tensor push(struct model *m, const int32_t *host, int64_t n)

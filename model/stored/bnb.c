@@ -74,7 +74,7 @@ static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *nam
     return NULL;
 }
 
-/* The planes; nested: double quantised, with q8 in the plane of scales. */
+/* Finds the planes of scales and tables; nested: double quantised, with q8 in the plane of scales. */
 static int find_tables(struct source *s, struct checkpoint *ck, const char *name, bool nested, struct err *err)
 {
     const int64_t n = n_block(s);

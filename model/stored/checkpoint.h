@@ -6,7 +6,7 @@
 #include "kernels/format/format.h"
 #include "model/stored/base_model.h"
 
-/* Which ranks of an expert-parallel group read what is read from now on. */
+/* Which ranks of an expert-parallel group read the tensors that are read next. */
 enum reader { READ_BY_ALL, READ_HERE, READ_ELSEWHERE };
 /* A checkpoint, and which of its tensors were read. */
 struct checkpoint {
@@ -41,10 +41,10 @@ int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int n
 const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
                                             struct err *err) MT_CHECK;
 bool checkpoint_has(const struct checkpoint *ck, const char *name);
-/* An error if the index names a tensor that was looked for and no file has it: without it, other tensors may be read in
+/* An error if a tensor that was looked for is in the index but in no file: without that tensor, others may be read in
  * another way. */
 int checkpoint_check_missing(const struct checkpoint *ck, struct err *err) MT_CHECK;
-/* The name for messages: as the file has the tensor, or as its publisher would name one that is missing (in `to`). */
+/* The tensor's name for messages: that in the file or, if the tensor is missing, the publisher's name (in `to`). */
 const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name);
 /* Of a float dtype; else WF_NONE. */
 enum weight_format checkpoint_dense_format(enum dtype t);

@@ -5,7 +5,7 @@
 #include "model/stored/source.h"
 
 /* Checks bytes [at, at + n) of a tensor, or of a part of one: floats, FP8 (F8_E4M3) and exponents (F8_E8M0). Other
- * dtypes have no such values. */
+ * dtypes have only finite values. */
 int finite_check(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n,
                  struct err *err) MT_CHECK;
 /* finite_check for the values of a source: floats and FP8. */

@@ -17,8 +17,8 @@ int source_find_stack(struct source *s, struct checkpoint *ck, const char *name,
 struct source source_of_stack(const struct source *all, int64_t i, int64_t n_exp, struct st_tensor part[PLANES]);
 /* Whether the checkpoint has a tensor of values with this name, in any layout. */
 bool source_exists(const struct checkpoint *ck, const char *name);
-/* Splits a matrix whose rows the checkpoint has in another order than memory. Joined, the n sources have the rows in
- * the order of memory. mem_free the result. */
+/* Splits a matrix whose rows have another order in the checkpoint than in memory. The n sources, joined in this order,
+ * have the rows in the order of memory. mem_free the result. */
 struct source *source_runs(const struct source *s, const struct row_order *o, int64_t *n);
 
 const char *source_decoded(const struct source *s); /* "fp8" or "int4", whose format is WF_BF16; else NULL */
@@ -30,7 +30,7 @@ int64_t source_block(const struct source *s, const struct format *to);
 /* source_bytes: bytes of a plane of `to`. source_is_plane: whether s->plane[plane] has these bytes as they are. */
 int64_t source_bytes(const struct source *s, const struct format *to, int plane);
 bool source_is_plane(const struct source *s, const struct format *to, int plane);
-/* An error for scales that no quantiser writes. finite.h has the check of values, which includes this one. */
+/* An error for scales that no quantiser writes. The check of values in finite.h includes this check. */
 int source_check(const struct source *s, struct err *err) MT_CHECK;
 /* Writes a plane of `to`, rows in the order [out, in]; out may be unaligned. Codes of a source in bf16 are decoded: the
  * product of code and scale, rounded to f32 and then to bf16. */

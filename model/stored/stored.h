@@ -57,7 +57,8 @@ struct source {
 
 struct stored {
     const char *name; /* for logs, where copy decodes the values to bf16; else NULL */
-    /* The format whose planes can have the codes as they are, where copy can also decode them; else WF_NONE. */
+    /* For layouts that may keep their codes or be decoded by copy: the format whose planes have the codes as they are.
+     * WF_NONE: other layouts. */
     enum weight_format codes;
     /* 1: found, all shapes are right, and s has its tensors and its format; the caller has set its n_out and n_in. 0:
      * the checkpoint has the matrix in another layout. -1: an error. */
@@ -69,7 +70,8 @@ struct stored {
     int (*check)(const struct source *s, struct err *err);
     /* Computes a plane of s whose bytes are not those of a tensor (source_copy); NULL: there is no such plane. */
     void (*copy)(const struct source *s, int plane, char *out, int n_threads);
-    /* No decoded value has a larger magnitude; NaN or infinite if that is unknown. NULL: without scales. */
+    /* An upper bound of the magnitudes of decoded values; NaN or infinite if unknown. NULL: the layout has no
+     * scales. */
     float (*bound)(const struct source *s);
 };
 /* The layouts, in the order in which they are looked for: errors depend on it. stored_rows ends with NULL. */

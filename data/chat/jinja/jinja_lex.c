@@ -154,7 +154,7 @@ static int put_code(struct lexer *l, struct text_buf *t, int64_t digits)
     return 0;
 }
 
-/* After a backslash, as in Python; an unknown escape is kept as written. */
+/* Reads the escape after a backslash, as in Python; an unknown escape is kept as written. */
 static int put_escape(struct lexer *l, struct text_buf *t)
 {
     static const char plain[] = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v"; /* pairs: the letter, then its character */

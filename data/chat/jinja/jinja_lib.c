@@ -26,7 +26,7 @@ static int64_t parameter(const char *parameters, const char *name)
     return name ? -1 : index;
 }
 
-/* Calls the row of that name, or fails with "`WHAT` `name` is not supported". */
+/* Calls the function in the row of that name, or fails with "`WHAT` `name` is not supported". */
 static struct value call_row(struct jinja_state *st, const struct jinja_fn *rows, int64_t n_rows, const char *what,
                              const char *name, struct value self, const struct jinja_args *args)
 {

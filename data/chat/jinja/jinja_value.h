@@ -99,7 +99,7 @@ struct jinja_state {
 struct value jinja_fail(struct jinja_state *st, const char *fmt, ...) MT_PRINTF(2, 3);
 /* Takes n from the remaining work; false after an error, so that loops end too. */
 bool jinja_charge(struct jinja_state *st, int64_t n);
-/* For reading `bytes` of text: 1, plus 1 for each JINJA_SCAN bytes. */
+/* Charges the work of reading `bytes` of text: 1, plus 1 for each JINJA_SCAN bytes. */
 bool jinja_charge_scan(struct jinja_state *st, int64_t bytes);
 /* Zeroed memory of the rendering, never NULL. Above JINJA_MEMORY the rendering fails. Callers whose size depends on the
  * data charge it as work first, so one allocation exceeds the limit by at most JINJA_WORK bytes. */
