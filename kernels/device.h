@@ -78,8 +78,8 @@ struct device {
     bool dry_run;    /* made by device_dry_run */
     int n_threads;
     int64_t expert_group; /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
-    bool steady_rows;   /* in passes that sample: the bits of a product's row do not depend on the other rows; on a GPU
-                           only where choice_few_rows */
+    bool steady_rows;   /* in passes that sample: on a CPU the bits of a token do not depend on the pass's other tokens;
+                           on a GPU those of a product's row, only where choice_few_rows */
     bool collectives;   /* collectives run beside kernels, so blocks of a launch must not wait for each other */
     int n_ticket;       /* tickets that device_tickets has given */
     double flops;       /* FLOPs of all ops so far, counted by the wrappers */

@@ -6,10 +6,13 @@
  * numbered by position: first those of the prefix, then the sequence's own.
  *
  * Forward: online softmax. With running maximum m and sum l, a new block rescales the earlier sums by exp(m - m'). The
- * sink is the initial state m = b, l = 1. Backward: p = exp(s - lse), ds = p (dO V^T - <dO, O>). */
+ * sink is the initial state m = b, l = 1. Backward: p = exp(s - lse), ds = p (dO V^T - <dO, O>).
+ *
+ * A pass that samples (steady_rows) computes the forward in blocks of a page, as decoding does. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
+#include <string.h>
 
 #include "kernels/cpu/seqs.h"
 
@@ -102,6 +105,132 @@ static int64_t scratch_reals(const struct attn_shape *s)
     return block_queries(s) * group_of(s) * (3 * MT_MAX(s->head_dim, attn_value_dim(s)) + 2 * KEYS + 2);
 }
 
+/* ---- rows in passes that sample: the bits of a row do not depend on the other rows, nor on whether its keys are in
+ * rows of the pass or in the cache ---- */
+
+/* Rows, each a query and head, that see the keys of one kv head page by page. */
+enum { LANES = 32 / sizeof(real), N_LANES = 8 };
+typedef real lanes __attribute__((vector_size(LANES * sizeof(real))));
+struct rows {
+    int64_t n, group;       /* rows; row r is of the query at position pos + r / group */
+    int64_t pos, window;    /* window 0: a query sees all keys up to its position */
+    int64_t dim, value_dim; /* of a key, of a value */
+    real scale;
+    const real *q;     /* [n, dim] */
+    real *acc, *m, *l; /* [n, value_dim] sums of values; [n] largest score, sum of exp(score - m) */
+    real *p;           /* [n, MT_PAGE]: scratch */
+};
+
+/* sink: of row 0's head, then those of the next group - 1 heads; NULL: none. */
+static void rows_begin(const struct rows *r, const float *sink)
+{
+    for (int64_t i = 0; i < r->n; i++) {
+        r->m[i] = sink ? (real)sink[i % r->group] : -INFINITY;
+        r->l[i] = sink ? 1 : 0;
+    }
+    for (int64_t c = 0; c < r->n * r->value_dim; c++) r->acc[c] = 0;
+}
+
+/* Scores p [lo, hi) become weights; the sums of keys before them are divided by e^(new m - old m). */
+static void weigh(real *p, int64_t lo, int64_t hi, real *m, real *l, real *acc, int64_t dim)
+{
+    real max = *m, sum = 0;
+    for (int64_t j = lo; j < hi; j++) max = p[j] > max ? p[j] : max;
+    for (int64_t j = lo; j < hi; j++) p[j] = real_exp(p[j] - max);
+    for (int64_t j = lo; j < hi; j++) sum += p[j];
+    if (max > *m) {
+        const real factor = real_exp(*m - max);
+        for (int64_t c = 0; c < dim; c++) acc[c] *= factor;
+        *l *= factor;
+        *m = max;
+    }
+    *l += sum;
+}
+
+/* acc += the values of keys [lo, hi), one key after another, in N_LANES registers */
+static void add_values(real *acc, const real *p, int64_t lo, int64_t hi, const real *value, int64_t ld, int64_t dim)
+{
+    int64_t c = 0;
+    for (; c + N_LANES * LANES <= dim; c += N_LANES * LANES) {
+        lanes sum[N_LANES], v;
+        memcpy(sum, acc + c, sizeof(sum));
+        for (int64_t j = lo; j < hi; j++)
+            for (int e = 0; e < N_LANES; e++) {
+                memcpy(&v, value + j * ld + c + e * LANES, sizeof(v));
+                sum[e] += p[j] * v;
+            }
+        memcpy(acc + c, sum, sizeof(sum));
+    }
+    for (int64_t j = lo; j < hi; j++)
+        for (int64_t e = c; e < dim; e++) acc[e] += p[j] * value[j * ld + e];
+}
+
+/* Adds n keys from position k0 on, at most MT_PAGE; rows of keys and values, ld apart. Not
+ * inlined: its bits must be the same for both callers. */
+static __attribute__((noinline)) void rows_page(const struct rows *r, int64_t k0, int64_t n, const real *key,
+                                                const real *value, int64_t ld)
+{
+    rows_gemm(r->n, n, r->dim, r->scale, r->q, r->dim, key, ld, 0, r->p, MT_PAGE);
+    for (int64_t i = 0; i < r->n; i++) {
+        const int64_t pos = r->pos + i / r->group, lo = r->window ? MT_MAX(0, pos - r->window + 1 - k0) : 0;
+        const int64_t hi = MT_MIN(n, pos + 1 - k0);
+        real *p = r->p + i * MT_PAGE, *acc = r->acc + i * r->value_dim;
+        if (lo >= hi) continue;
+        weigh(p, lo, hi, &r->m[i], &r->l[i], acc, r->value_dim);
+        add_values(acc, p, lo, hi, value, ld, r->value_dim);
+    }
+}
+
+/* acc = the outputs. */
+static void rows_end(const struct rows *r)
+{
+    for (int64_t i = 0; i < r->n; i++) {
+        const real inverse = 1 / r->l[i];
+        for (int64_t c = 0; c < r->value_dim; c++) r->acc[i * r->value_dim + c] *= inverse;
+    }
+}
+
+/* The outputs acc [n_row, B], before the division by l, and m + log l of the block from query i0 on. */
+static void store_rows(const struct head *h, struct tensor o, struct tensor lse, const real *acc, const real *m,
+                       const real *l, int64_t i0, int64_t n_row)
+{
+    for (int64_t r = 0; r < n_row; r++) {
+        const int64_t t = h->first + i0 + r / h->group, head = h->kv * h->group + r % h->group;
+        real *out = real_row(o, t) + head * h->value_dim;
+        const real inverse = 1 / l[r];
+        for (int64_t c = 0; c < h->value_dim; c++) out[c] = acc[r * h->value_dim + c] * inverse;
+        real_row(lse, t)[head] = m[r] + (real)log((double)l[r]);
+    }
+}
+
+static void fwd_pages(const struct head *h, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
+                      int64_t i0, real *scratch)
+{
+    const int64_t dim = h->s->head_dim, value_dim = h->value_dim, n = MT_MIN(h->n_query, h->len - i0);
+    const int64_t n_row = n * h->group, end = h->prefix + i0 + n; /* end: of the keys */
+    real *q = scratch, *acc = q + n_row * dim, *p = acc + n_row * value_dim, *m = p + n_row * MT_PAGE, *l = m + n_row;
+    const struct rows rows = {.n = n_row,
+                              .group = h->group,
+                              .pos = h->prefix + i0,
+                              .window = h->s->window,
+                              .dim = dim,
+                              .value_dim = value_dim,
+                              .scale = (real)h->s->scale,
+                              .q = q,
+                              .acc = acc,
+                              .m = m,
+                              .l = l,
+                              .p = p};
+    load_rows(h, q, qkv, h->q_col, h->group * dim, i0, n, 1);
+    rows_begin(&rows, sinks.ndim ? (const float *)sinks.data + h->kv * h->group : NULL);
+    for (int64_t k0 = first_key(h, i0) / MT_PAGE * MT_PAGE, n_key; k0 < end; k0 += n_key) {
+        n_key = MT_MIN(MT_PAGE - k0 % MT_PAGE, block_keys(h, k0, end));
+        const real *row = real_row(qkv, key_row(h, k0));
+        rows_page(&rows, k0, n_key, row + h->k_col, row + h->v_col, qkv.ld);
+    }
+    store_rows(h, o, lse, acc, m, l, i0, n_row);
+}
+
 static void fwd_block(const struct head *h, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                       int64_t i0, real *scratch)
 {
@@ -125,12 +254,7 @@ static void fwd_block(const struct head *h, struct tensor o, struct tensor lse, 
         }
         gemm_serial(false, false, n_row, value_dim, n_key, 1, p, KEYS, row + h->v_col, qkv.ld, 1, acc, value_dim);
     }
-    for (int64_t r = 0; r < n_row; r++) {
-        int64_t t = h->first + i0 + r / h->group, head = h->kv * h->group + r % h->group;
-        real *out = real_row(o, t) + head * value_dim, inverse = 1 / l[r];
-        for (int64_t c = 0; c < value_dim; c++) out[c] = acc[r * value_dim + c] * inverse;
-        real_row(lse, t)[head] = m[r] + (real)log((double)l[r]);
-    }
+    store_rows(h, o, lse, acc, m, l, i0, n_row);
 }
 
 void CPU(attn_fwd)(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
@@ -147,7 +271,8 @@ void CPU(attn_fwd)(struct device *dev, struct tensor o, struct tensor lse, struc
             for (int64_t i0 = 0; i0 < len; i0 += n_query) {
                 for (int64_t kv = 0; kv < shape->n_kv; kv++) {
                     struct head h = head_of(seqs, shape, seq, kv);
-                    fwd_block(&h, o, lse, qkv, sinks, i0, real_row(scratch, omp_get_thread_num()));
+                    (dev->steady_rows ? fwd_pages : fwd_block)(&h, o, lse, qkv, sinks, i0,
+                                                               real_row(scratch, omp_get_thread_num()));
                 }
             }
         }
@@ -235,4 +360,71 @@ void CPU(attn_bwd)(struct device *dev, struct tensor dqkv, struct tensor dout, s
         }
     }
     arena_release(&dev->work, mark);
+}
+
+/* ---- decoding: rows of tokens in pages, and attention to them ---- */
+
+/* In order of tokens: when several tokens have the same row, the last one stays. */
+void CPU(page_store)(struct device *dev, const struct pages *pages, struct tensor x, struct tensor pos,
+                     const struct seqs *seqs)
+{
+    const int32_t *cu = seqs->cu.data, *at = pos.data;
+    if (dev->dry_run) return;
+    check_seqs(seqs, x.shape[0]);
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t s = 0; s < seqs->n_seq; s++)
+        for (int64_t t = cu[s]; t < cu[s + 1]; t++) {
+            real *row = page_row(pages, s, at[t]);
+            for (int64_t c = 0; c < x.shape[1]; c++) row[c] = real_row(x, t)[c];
+        }
+}
+
+enum { HEADS = 4 }; /* that a thread computes together */
+
+/* n heads from `first` on, of one kv head, of the query at position pos. */
+static void decode_heads(real *o, const real *q, const struct pages *pages, int64_t seq, int64_t pos, int64_t first,
+                         int64_t n, const float *sinks, const struct attn_shape *s)
+{
+    const int64_t kv = first / (s->n_head / s->n_kv), value_dim = attn_value_dim(s);
+    const bool shared = pages->rows.shape[1] == s->n_kv * s->head_dim; /* values are columns of keys */
+    const int64_t key = kv * s->head_dim, value = shared ? key : s->n_kv * s->head_dim + kv * value_dim;
+    real m[HEADS], l[HEADS], p[HEADS * MT_PAGE];
+    const struct rows rows = {.n = n,
+                              .group = n,
+                              .pos = pos,
+                              .window = s->window,
+                              .dim = s->head_dim,
+                              .value_dim = value_dim,
+                              .scale = (real)s->scale,
+                              .q = q + first * s->head_dim,
+                              .acc = o + first * value_dim,
+                              .m = m,
+                              .l = l,
+                              .p = p};
+    rows_begin(&rows, sinks ? sinks + first : NULL);
+    const int64_t lo = s->window ? MT_MAX(0, pos - s->window + 1) : 0;
+    for (int64_t k0 = lo / MT_PAGE * MT_PAGE; k0 <= pos; k0 += MT_PAGE) {
+        const real *row = page_row(pages, seq, k0);
+        rows_page(&rows, k0, MT_MIN(MT_PAGE, pos + 1 - k0), row + key, row + value, pages->rows.ld);
+    }
+    rows_end(&rows);
+}
+
+void CPU(attn_decode)(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
+                      struct tensor sinks, struct tensor pos, const struct seqs *seqs, const struct attn_shape *shape)
+{
+    const int32_t *cu = seqs->cu.data, *at = pos.data;
+    const int64_t group = shape->n_head / shape->n_kv, n_part = (group + HEADS - 1) / HEADS; /* of a kv head */
+    if (dev->dry_run) return;
+    check_seqs(seqs, q.shape[0]);
+#pragma omp parallel num_threads(dev->n_threads)
+    for (int64_t s = 0; s < seqs->n_seq; s++) {
+#pragma omp for collapse(2) schedule(dynamic) nowait
+        for (int64_t t = cu[s]; t < cu[s + 1]; t++)
+            for (int64_t part = 0; part < shape->n_kv * n_part; part++) {
+                const int64_t in = part % n_part * HEADS, first = part / n_part * group + in;
+                decode_heads(real_row(o, t), real_row(q, t), pages, s, at[t], first, MT_MIN(HEADS, group - in),
+                             sinks.ndim ? sinks.data : NULL, shape);
+            }
+    }
 }

@@ -1,6 +1,8 @@
 /* attn_shared.c - attention whose heads share one key, which is the value too: over a window of tokens, compressed
  * entries, and a sink.
  *
+ * In passes that sample (steady_rows) the forward gathers the keys of a token, as decoding does.
+ *
  * All heads of a token see the same keys, so one product computes the scores of all heads. Forward and dq go token by
  * token. Gradients of keys go by blocks of BLOCK keys or entries, each over its tokens in ascending order: the order of
  * every sum is the same with any number of threads. */
@@ -103,6 +105,32 @@ static real softmax(real *p, int64_t n, real scale, const float *sink)
     if (sink) sum += real_exp((real)*sink - max);
     for (int64_t j = 0; j < n; j++) p[j] /= sum;
     return max + (real)log((double)sum);
+}
+
+/* o [H, A] of a token, and with lse [H], of n gathered keys `rows`; p [H, n]: scratch. Decoding computes it so too. */
+static void attend(const struct shared_attn_shape *s, real *o, real *lse, const real *q, const real *rows, int64_t n,
+                   struct tensor sinks, real *p)
+{
+    const int64_t dim = s->head_dim;
+    gemm_serial(false, true, s->n_head, n, dim, 1, q, dim, rows, dim, 0, p, n);
+    for (int64_t h = 0; h < s->n_head; h++) {
+        const real of_head = softmax(p + h * n, n, (real)s->scale, sinks.ndim ? (const float *)sinks.data + h : NULL);
+        if (lse) lse[h] = of_head;
+    }
+    gemm_serial(false, false, s->n_head, dim, n, 1, p, n, rows, dim, 0, o, dim);
+}
+
+/* fwd_token with the bits of decoding. */
+static void fwd_gathered(const struct attn *a, int64_t i, struct scratch x)
+{
+    const int64_t dim = a->s->head_dim, t = a->first + i;
+    const struct keys near = window_keys(a, i, 0, i + 1);
+    struct scratch after = {.row = x.row + near.n * dim};
+    const struct keys far = entry_keys(a, i, 0, a->len, &after);
+    for (int64_t j = 0; j < near.n; j++) memcpy(x.row + j * dim, near.row + j * near.ld, (size_t)dim * sizeof(real));
+    for (int64_t j = 0; j < far.n && far.row != after.row; j++)
+        memcpy(after.row + j * dim, far.row + j * far.ld, (size_t)dim * sizeof(real));
+    attend(a->s, real_row(a->o, t), real_row(a->lse, t), real_row(a->q, t), x.row, near.n + far.n, a->sinks, x.p);
 }
 
 static void fwd_token(const struct attn *a, int64_t i, struct scratch x)
@@ -209,7 +237,8 @@ void CPU(shared_attn_fwd)(struct device *dev, struct tensor o, struct tensor lse
             struct attn a = all;
             use_sequence(&a, seqs, seq);
 #pragma omp for schedule(dynamic) nowait
-            for (int64_t i = 0; i < a.len; i++) fwd_token(&a, i, scratch_of(&a, scratch));
+            for (int64_t i = 0; i < a.len; i++)
+                (dev->steady_rows ? fwd_gathered : fwd_token)(&a, i, scratch_of(&a, scratch));
         }
     }
     arena_release(&dev->work, mark);
@@ -280,13 +309,9 @@ static int64_t gather(const struct attn_decode *a, int64_t seq, int64_t t, real 
 /* scratch: weights [H, n_key], keys [n_key, A] */
 static void decode_token(const struct attn_decode *a, int64_t seq, int64_t t, real *scratch)
 {
-    const int64_t dim = a->s->head_dim, n_head = a->s->n_head;
-    real *p = scratch, *rows = scratch + n_head * a->n_key;
+    real *rows = scratch + a->s->n_head * a->n_key;
     const int64_t n = gather(a, seq, t, rows);
-    gemm_serial(false, true, n_head, n, dim, 1, real_row(a->q, t), dim, rows, dim, 0, p, n);
-    for (int64_t h = 0; h < n_head; h++)
-        softmax(p + h * n, n, (real)a->s->scale, a->sinks.ndim ? (const float *)a->sinks.data + h : NULL);
-    gemm_serial(false, false, n_head, dim, n, 1, p, n, rows, dim, 0, real_row(a->o, t), dim);
+    attend(a->s, real_row(a->o, t), NULL, real_row(a->q, t), rows, n, a->sinks, scratch);
 }
 
 void CPU(shared_attn_decode)(struct device *dev, struct tensor o, struct tensor q, const struct past *past,

@@ -2,7 +2,8 @@
  *
  * Per value head, with queries and keys of norm 1 (queries times A^-1/2), the state S [A, B] begins as 0:
  *   S' = e^g S;  delta = beta (v - S'^T k);  S = S' + k delta^T;  o = S^T q.
- * A chunk of up to CHUNK tokens is computed at once. With G = the sum of g inside the chunk, D_ij = e^(G_i - G_j):
+ * A chunk of up to CHUNK tokens is computed at once; in passes that sample one token, as the bits of a token must not
+ * depend on how many follow in the pass. With G = the sum of g inside the chunk, D_ij = e^(G_i - G_j):
  *   kk_ij = D_ij <k_i, k_j> for j < i;  m_ij = D_ij <q_i, k_j> for j <= i;  L_ij = beta_i kk_ij
  *   (I + L) U = beta V;  (I + L) W = beta e^G K;  X = U - W S (the deltas)
  *   O = (e^G Q) S + m X;  S = e^(G_C) S + (e^(G_C - G) K)^T X, where C is the last token.
@@ -24,6 +25,7 @@ static const real l2_eps = (real)1e-6;
 struct head {
     const struct delta_shape *s;
     int64_t first, len;                        /* rows of the sequence */
+    int64_t step;                              /* tokens of a chunk */
     int64_t q_col, k_col, v_col, o_col, b_col; /* its columns in qkv, o and ba */
     int64_t a_col;
     double decay, dt; /* exp(A_log), dt_bias */
@@ -51,13 +53,14 @@ struct grads {
 };
 
 static struct head head_of(const struct seqs *seqs, const struct delta_shape *s, struct tensor a_log,
-                           struct tensor dt_bias, int64_t seq, int64_t n)
+                           struct tensor dt_bias, int64_t seq, int64_t n, int64_t step)
 {
     const int32_t *cu = seqs->cu.data;
     const int64_t key = n / (s->n_value / s->n_key), width = s->n_key * s->key_dim;
     return (struct head){.s = s,
                          .first = cu[seq],
                          .len = cu[seq + 1] - cu[seq],
+                         .step = step,
                          .q_col = key * s->key_dim,
                          .k_col = width + key * s->key_dim,
                          .v_col = 2 * width + n * s->value_dim,
@@ -187,8 +190,8 @@ static void solve_transposed(const struct chunk *c, real *y, int64_t dim)
 static void chunk_load(const struct head *h, struct chunk *c, struct tensor qkv, struct tensor ba, int64_t i)
 {
     const int64_t a = h->s->key_dim, b = h->s->value_dim;
-    c->row = h->first + i * CHUNK;
-    c->n = MT_MIN(CHUNK, h->len - i * CHUNK);
+    c->row = h->first + i * h->step;
+    c->n = MT_MIN(h->step, h->len - i * h->step);
     normalise(c->q, c->rq, qkv, c->row, c->n, h->q_col, a, 1 / real_sqrt((real)a));
     normalise(c->k, c->rk, qkv, c->row, c->n, h->k_col, a, 1);
     gates(h, c, ba);
@@ -234,7 +237,7 @@ static void head_fwd(const struct head *h, struct tensor o, struct tensor qkv, s
         memcpy(state, before, bytes);
     else
         memset(state, 0, bytes);
-    for (int64_t i = 0; i * CHUNK < h->len; i++) {
+    for (int64_t i = 0; i * h->step < h->len; i++) {
         chunk_load(h, &c, qkv, ba, i);
         chunk_deltas(h, &c, state);
         real *out = real_row(o, c.row) + h->o_col;
@@ -401,13 +404,13 @@ static void head_decode(const struct delta *d, const struct head *h, int64_t seq
 static void each_head(struct device *dev, const struct delta *d, struct tensor a_log, struct tensor dt_bias,
                       const struct seqs *seqs, const struct delta_shape *shape, struct tensor scratch)
 {
-    const int64_t group = shape->n_value / shape->n_key;
+    const int64_t group = shape->n_value / shape->n_key, step = dev->steady_rows ? 1 : CHUNK;
     check_seqs(seqs, d->qkv.shape[0]);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
     for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
         for (int64_t n = 0; n < shape->n_value; n += group) {
             for (int64_t v = n; v < n + group; v++) {
-                const struct head h = head_of(seqs, shape, a_log, dt_bias, seq, v);
+                const struct head h = head_of(seqs, shape, a_log, dt_bias, seq, v, step);
                 real *own = real_row(scratch, omp_get_thread_num());
                 if (d->dout.ndim)
                     head_bwd(&h, d->dqkv, d->dba, d->dout, d->qkv, d->ba, d->states, own, v > n);

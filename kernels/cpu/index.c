@@ -69,6 +69,7 @@ struct index {
     const struct seqs *seqs;
     const struct past *past;
     int64_t ratio, dim, most;
+    bool by_page; /* the scores in the products of decoding */
 };
 
 /* Token t of sequence s. */
@@ -77,7 +78,7 @@ static void choose_token(const struct index *x, int64_t s, int64_t t, struct sco
     const int32_t *cu = x->seqs->cu.data;
     const int64_t at = x->past ? ((const int32_t *)x->past->pos.data)[t] : t - cu[s];
     const int64_t n = (at + 1) / x->ratio, n_head = x->w.shape[1], n_top = x->idx.shape[1];
-    const int64_t step = x->past ? MT_PAGE : MT_MAX(n, 1); /* rows that follow each other */
+    const int64_t step = x->by_page ? MT_PAGE : MT_MAX(n, 1); /* rows that follow each other */
     MT_REQUIRE(n <= x->most, "%lld entries, at most %lld", (long long)n, (long long)x->most);
     for (int64_t e = 0; e < n && n > n_top; e += step)
         gemm_serial(false, true, n_head, MT_MIN(step, n - e), x->dim, 1, real_row(x->q, t), x->dim,
@@ -116,7 +117,8 @@ void CPU(index_topk)(struct device *dev, struct tensor idx, struct tensor q, str
                             .seqs = seqs,
                             .ratio = ratio,
                             .dim = k.shape[1],
-                            .most = seqs->max_len / ratio};
+                            .most = seqs->max_len / ratio,
+                            .by_page = dev->steady_rows};
     choose_all(dev, &x);
 }
 
@@ -130,6 +132,7 @@ void CPU(index_decode)(struct device *dev, struct tensor idx, struct tensor q, s
                             .past = past,
                             .ratio = ratio,
                             .dim = past->pages->rows.shape[1],
-                            .most = past->seqs->max_len / ratio};
+                            .most = past->seqs->max_len / ratio,
+                            .by_page = true};
     choose_all(dev, &x);
 }

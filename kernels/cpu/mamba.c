@@ -1,7 +1,8 @@
 /* mamba.c - the state space of Mamba-2 (arXiv 2405.21060), forward and backward, in chunks.
  *
  * Per head, the state S [A, B] begins as 0:  S = e^g S + b v^T;  y = S^T c + D x,  v = step x,  g = -step exp(A_log).
- * A chunk of up to CHUNK tokens is computed at once. With s = the sum of g inside the chunk, M_ij = e^(s_i - s_j)
+ * A chunk of up to CHUNK tokens is computed at once; in passes that sample one token, as the bits of a token must not
+ * depend on how many follow in the pass. With s = the sum of g inside the chunk, M_ij = e^(s_i - s_j)
  * <c_i, b_j> for j < i, p_i = <c_i, b_i>:
  *   W = M V + (e^s C) S;  Y = W + p V + D X;  S = e^(s_C) S + (e^(s_C - s) B)^T V, where C is the last token.
  * No exponent is positive. The backward computes the states at the starts of the chunks again, then goes from the last
@@ -25,6 +26,7 @@ enum { CHUNK = MT_MAMBA_CHUNK };
 struct head {
     const struct mamba *m;
     int64_t n, first, len;       /* its number; rows of the sequence */
+    int64_t step;                /* tokens of a chunk */
     int64_t x_col, b_col, c_col; /* its columns in xbc; x_col is also that in y */
     double decay, dt_bias, d;    /* exp(A_log) */
 };
@@ -41,7 +43,7 @@ struct chunk {
     real *w, *u, *k, *of_state;    /* backward; of_state: [CHUNK, A] */
 };
 
-static struct head head_of(const struct seqs *seqs, const struct mamba *m, int64_t seq, int64_t n)
+static struct head head_of(const struct seqs *seqs, const struct mamba *m, int64_t seq, int64_t n, int64_t step)
 {
     const int32_t *cu = seqs->cu.data;
     const int64_t group = n / (m->n_head / m->n_group), b = m->n_head * m->head_dim;
@@ -49,6 +51,7 @@ static struct head head_of(const struct seqs *seqs, const struct mamba *m, int64
                          .n = n,
                          .first = cu[seq],
                          .len = cu[seq + 1] - cu[seq],
+                         .step = step,
                          .x_col = n * m->head_dim,
                          .b_col = b + group * m->state,
                          .c_col = b + (m->n_group + group) * m->state,
@@ -125,8 +128,8 @@ static void chunk_load(const struct head *h, struct chunk *c, struct tensor xbc,
                        bool inside)
 {
     const int64_t a = h->m->state;
-    c->row = h->first + i * CHUNK;
-    c->n = MT_MIN(CHUNK, h->len - i * CHUNK);
+    c->row = h->first + i * h->step;
+    c->n = MT_MIN(h->step, h->len - i * h->step);
     const real *row = real_row(xbc, c->row);
     c->ld = xbc.ld;
     c->x = row + h->x_col;
@@ -166,7 +169,7 @@ static void head_fwd(const struct head *h, struct tensor y, struct tensor xbc, s
     real *state = take(&scratch, size);
     chunk_init(&c, h->m, &scratch);
     for (int64_t i = 0; i < size; i++) state[i] = before ? before[i] : 0;
-    for (int64_t i = 0; i * CHUNK < h->len; i++) {
+    for (int64_t i = 0; i * h->step < h->len; i++) {
         chunk_load(h, &c, xbc, dt, i, true);
         real *out = real_row(y, c.row) + h->x_col;
         chunk_inside(h, &c, state, out, y.ld);
@@ -288,6 +291,7 @@ static void head_decode(const struct job *j, const struct head *h, int64_t seq, 
 static void each_head(struct device *dev, const struct job *j, const struct seqs *seqs, const struct mamba *m)
 {
     const int64_t mark = arena_mark(&dev->work), heads = m->n_head / m->n_group;
+    const int64_t step = dev->steady_rows ? 1 : CHUNK;
     const struct tensor scratch =
         arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, 2 * m->state * m->head_dim + chunk_reals(m));
     if (!dev->dry_run) {
@@ -296,7 +300,7 @@ static void each_head(struct device *dev, const struct job *j, const struct seqs
         for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
             for (int64_t group = 0; group < m->n_group; group++) {
                 for (int64_t i = 0; i < heads; i++) {
-                    const struct head h = head_of(seqs, m, seq, group * heads + i);
+                    const struct head h = head_of(seqs, m, seq, group * heads + i, step);
                     real *own = real_row(scratch, omp_get_thread_num());
                     if (j->dy.ndim)
                         head_bwd(&h, j, own, i > 0);

@@ -226,12 +226,6 @@ static void store(const struct block *b, const struct layer_acts *s)
     arena_release(&b->dev->work, mark);
 }
 
-static void prefill(const struct block *b, struct layer_acts *s, struct tensor y)
-{
-    fwd(b, s, y);
-    store(b, s);
-}
-
 /* The tokens of group g, all of them without groups; false: no more groups. */
 static bool group_at(const struct block *b, int g, int64_t n_tok, int64_t *first, int64_t *n)
 {
@@ -282,6 +276,18 @@ static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
     values(b, s->mla.o, z, &shape);
     output(b, s, y);
     arena_release(work, mark);
+}
+
+/* On the CPU the bits of a token do not depend on how many tokens of its sequence are in a pass that samples. */
+static void prefill(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    const bool steady = b->dev->steady_rows && !b->dev->ops->own_memory && !arch_attn(b->a, b->layer)->window;
+    if (steady) {
+        decode(b, s, y);
+        return;
+    }
+    fwd(b, s, y);
+    store(b, s);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)

@@ -18,11 +18,12 @@ static const int32_t prompts[N_SEQ] = {1, 63, 64, 240};
 static int32_t length_of(int s) { return prompts[s] + STEPS; }
 
 /* How the tokens come: the prompts in one pass, then one of each sequence per pass; or chunks, in the same pass of
- * several sizes, the last sequence's first ones after those of others. */
-enum arrival { STEP_BY_STEP, IN_CHUNKS, N_ARRIVAL };
+ * several sizes, the last sequence's first ones after those of others; or all in one pass. */
+enum arrival { STEP_BY_STEP, IN_CHUNKS, IN_ONE_PASS, N_ARRIVAL };
 static int32_t n_new(enum arrival arrival, int pass, int s)
 {
     static const int32_t chunks[] = {5, 1, CHUNK, 3, 1, 13, 64, 1, 2};
+    if (arrival == IN_ONE_PASS) return length_of(s);
     if (arrival == STEP_BY_STEP) return pass ? 1 : prompts[s];
     return !pass && s == N_SEQ - 1 ? 0 : chunks[(pass + 2 * s) % MT_LEN(chunks)];
 }
@@ -220,6 +221,27 @@ static void base_models_too(void **state)
     for (int i = 0; i < MT_LEN(bases); i++) check_family(&bases[i], "cpu", true, 1, FP64);
 }
 
+/* With steady_rows the CPU gives a token the same bits whether its sequence comes in one pass, in chunks or token by
+ * token. */
+static void any_arrival_has_the_same_bits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(families); i++) {
+        struct bed b;
+        bed_open(&b, &families[i], "cpu", false);
+        const int64_t vocab = b.run.arch.vocab, n = first_row(N_SEQ) * vocab;
+        float *logits = mem_array(N_ARRIVAL * n, sizeof(*logits));
+        b.run.dev.steady_rows = true;
+        for (enum arrival k = 0; k < N_ARRIVAL; k++) decoded(&b, k, logits + k * n);
+        for (int64_t k = n; k < N_ARRIVAL * n; k++)
+            if (memcmp(&logits[k], &logits[k % n], sizeof(*logits)))
+                fail_msg("%s: arrival %d: row %lld: logit %.9g, not %.9g", families[i].dir, (int)(k / n),
+                         (long long)(k % n / vocab), (double)logits[k], (double)logits[k % n]);
+        mem_free(logits);
+        bed_close(&b);
+    }
+}
+
 /* A cache that was used before gives the same bits, whatever passes without it were between. */
 static void starts_again(void **state)
 {
@@ -317,8 +339,12 @@ static void on_the_gpu(void **state)
 int test_cache(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equals_the_forward_pass), cmocka_unit_test(base_models_too), cmocka_unit_test(starts_again),
-        cmocka_unit_test(bytes_and_errors),        cmocka_unit_test(on_the_gpu),
+        cmocka_unit_test(equals_the_forward_pass),
+        cmocka_unit_test(base_models_too),
+        cmocka_unit_test(starts_again),
+        cmocka_unit_test(any_arrival_has_the_same_bits),
+        cmocka_unit_test(bytes_and_errors),
+        cmocka_unit_test(on_the_gpu),
     };
     return cmocka_run_group_tests_name("cache", tests, NULL, NULL);
 }
