@@ -50,8 +50,8 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
  * could handle. */
 void end_with_error(const char *fmt, ...) MT_PRINTF(1, 2) __attribute__((noreturn));
 
-/* die_at calls `wait` before it aborts; may be NULL. When another rank is lost, the device of this rank fails too. The
- * watch thread (comm.h) knows the cause and ends the process during this wait. */
+/* die_at calls `wait`, which may be NULL, before it aborts. When another rank is lost, the device of this rank fails
+ * too. The watch thread (comm.h) knows the cause and ends the process during this wait. */
 void die_after(void (*wait)(void));
 
 double clock_ms(void); /* monotonic */
@@ -82,7 +82,7 @@ bool i64_add(int64_t a, int64_t b, int64_t *out);
 /* Bytes of the printable UTF-8 character at s (a C string). 0: a control character other than a tab, one that reorders
  * or hides text, or invalid UTF-8. A hostile file or server could control a terminal by such bytes. */
 int str_printable(const char *s);
-char *str_mask(char *text); /* one printable line, in place: a line feed becomes a blank, other such bytes "?" */
+char *str_mask(char *text); /* one printable line, in place: a line feed becomes a blank, other unprintable bytes "?" */
 uint32_t str_codepoint(const char *s, int n); /* of a valid character of n bytes */
 
 /* snprintf into dst of size n; -1 with an error that names `what` when the text does not fit. */
@@ -115,7 +115,7 @@ int library_find(void *library, const char *what, const struct library_call *cal
 uint64_t rng_u64(uint64_t key, uint64_t counter);
 double rng_uniform(uint64_t key, uint64_t counter);   /* [0, 1) */
 uint64_t rng_key(uint64_t seed, const char *purpose); /* a separate stream for each purpose */
-/* A hash of bytes: rng_u64 over words of eight, the last one filled up with zeros. */
+/* A hash of bytes: rng_u64 over words of eight bytes, the last word filled up with zeros. */
 uint64_t rng_bytes(uint64_t key, const void *data, int64_t bytes);
 
 #ifdef __cplusplus

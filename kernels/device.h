@@ -114,8 +114,8 @@ int ops_cuda_count(void); /* number of GPUs that this process sees; the process 
  * The bits of the outputs do not depend on it. */
 int ops_cuda_sms(int n);
 
-/* A GPU that is not here, with the kernels for `arch`, in every build: no op can be called, dry runs take the scratch
- * of those kernels. */
+/* The op table for a GPU that this machine does not have, with the kernels for `arch`, in every build. No op can be
+ * called; dry runs take the scratch of those kernels. */
 const struct ops *ops_absent_gpu(enum cuda_arch arch);
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto": cuda if available, else the CPU (device_why_cpu).
@@ -140,8 +140,8 @@ int device_reserve_host(struct device *dev, int64_t bytes, struct err *err) MT_C
 bool device_in_host_memory(const struct device *dev);
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is valid */
 
-/* Around every op, for the wrappers. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms. part
- * distinguishes calls of one op that differ in kind (ops_check.h); 0: no parts. */
+/* The wrappers call these around every op. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms.
+ * part distinguishes calls of one op that differ in kind (ops_check.h); 0: no parts. */
 void device_op_begin(struct device *dev, const char *name, int64_t part);
 void device_op_end(struct device *dev);
 
@@ -152,7 +152,7 @@ void device_zero(struct device *dev, struct tensor x);
 void device_host_copy(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket); /* after_ops */
 void device_host_copy_at_once(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket);
 void device_host_join(struct device *dev, int ticket);
-/* n tickets that nothing else of the model has; returns the first. model_open takes all back. */
+/* Gives n tickets that nothing else of the model uses; returns the first. model_open takes all back. */
 int device_tickets(struct device *dev, int n);
 /* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. In a dry run these and the
  * functions above copy nothing, and reads return zeros. */

@@ -92,7 +92,7 @@ static inline int64_t comm_row_bytes(struct tensor x) { return dtype_size(x.dtyp
  * device, y has the same address in dev->work on all ranks. */
 int64_t comm_all_to_all(struct comm *c, struct device *dev, const struct comm_rows *t, int n, const int64_t *rows);
 /* The device's stream waits for the all-to-all with this ticket, one of the last COMM_TICKETS, and for all before it.
- * name: of the waiting time, in a profile. */
+ * name: what a profile calls the waiting time. */
 void comm_wait(struct comm *c, struct device *dev, int64_t ticket, const char *name);
 /* Call once dev->work exists. When the ranks of c are on one machine whose GPUs can write into each other's memory,
  * all-to-all then uses copy engines instead of NCCL and occupies no multiprocessor. All ranks call it, for one group at

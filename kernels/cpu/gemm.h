@@ -37,8 +37,8 @@ void rows_gemm(int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64
 void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col, int64_t n_col, real *out,
                  int64_t ldo);
 
-/* The matrices that products with proj read: its weight, or the fake-quantised one in scratch from dev->work. That one
- * lacks experts without rows in offs [E+1]; offs absent: it has all. */
+/* The matrices that products with proj read: its weight, or the fake-quantised one in scratch from dev->work. The
+ * scratch omits experts without rows in offs [E+1]; with offs absent it has all experts. */
 struct weight proj_weight(struct device *dev, const struct proj *proj, struct tensor offs);
 /* Whether a product adds the adapter: there is one, and the matrix does not contain it. */
 static inline bool lora_added(const struct lora *lora) { return lora->r > 0 && !lora->merged; }

@@ -29,7 +29,8 @@ struct fakequant {
     int32_t qmin, qmax; /* FQ_INT: smallest and largest code */
 };
 
-/* By name. An error lists the names. Integer formats also take the suffix -narrow: codes from -qmax. */
+/* Finds a format by its name. An error lists the names. Integer formats also take the suffix -narrow: codes from
+ * -qmax. */
 int fakequant_parse(struct fakequant *f, const char *name, struct err *err) MT_CHECK;
 
 /* M of struct proj_quant (ops.h): w [n_row, in] += scale * b a, with the roundings that are stated there.

@@ -89,8 +89,8 @@ struct format {
     /* Element i of expert e's flat matrix: the definition. Each product and sum is rounded to f32, as in the
      * publishers' implementations. */
     float (*value)(const struct weight *w, int64_t e, int64_t i);
-    /* value of rows [row, row + n_row) and columns [col, col + n_col) in out, whose rows are ldo apart. col and n_col
-     * are multiples of format_step. */
+    /* Writes `value` of rows [row, row + n_row) and columns [col, col + n_col) to out, whose rows are ldo apart. col
+     * and n_col are multiples of format_step. */
     void (*tile)(float *out, int64_t ldo, const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col,
                  int64_t n_col);
     /* What model.quantize needs; NULL: it cannot pack this format. encode: one matrix, dense, into the planes of one

@@ -112,8 +112,8 @@ MT_BOTH float short_quotient(float a, float b, float inverse)
     return fmaf(fmaf(-q, b, a), inverse, q);
 }
 
-/* fl_by of a whole number up to 2^8: there the short quotient is the quotient, for each of these numbers and each of
- * the 2^23 mantissas of b (all were tried). */
+/* fl_by of a whole number a up to 2^8. The short quotient is then exact: all a with all 2^23 mantissas of b were
+ * tried. */
 MT_BOTH float fl_whole_by(float a, float b, float inverse)
 {
 #ifdef __CUDA_ARCH__

@@ -49,7 +49,7 @@ static int64_t pack(void *const plane[PLANES], int64_t at, const float *x, int64
     return n_bad;
 }
 
-/* One global scale for the matrix, a factor, written to each row. */
+/* The matrix has one global scale, a factor, which is written to each row. */
 static int64_t encode(void *const plane[PLANES], const struct weight *dense, int n_threads)
 {
     float *rows = plane[PLANE_SCALE2];

@@ -56,7 +56,7 @@ int64_t quant_pieces(quant_piece_fn *pack, void *const plane[PLANES], const stru
     return n_bad;
 }
 
-/* Whole steps of one row are a tile; a row that begins inside a step is decoded element by element. */
+/* Whole steps of one row are decoded as a tile, a row that begins inside a step element by element. */
 static void decode_run(float *out, const struct weight *w, const struct format *f, int64_t e, int64_t at, int64_t n)
 {
     const int64_t row = at / w->n_in, col = at % w->n_in, step = format_step(f);

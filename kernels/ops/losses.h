@@ -68,7 +68,7 @@ struct policy {
     enum policy_kl kl;
     double temperature;   /* of the loss head; not read by op_policy */
     double entropy_from;  /* tokens whose entropy is lower have only the KL in their loss; 0: none */
-    double entropy_scale; /* the loss is less entropy_scale * entropy of each token that has loss */
+    double entropy_scale; /* the loss is reduced by entropy_scale * entropy of each token that has loss */
 };
 /* Of every label: nll and entropy by the trained model; nll by the old model (absent: nll itself, as a constant) and by
  * the reference (absent: no KL); the weight of the loss that corrects for the sampler (absent: 1). All [N] stat. */

@@ -631,8 +631,8 @@ typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux 
 /* rows [E] += rows of each expert; gates [E] += the sum of their combine weights */
 typedef void expert_sums_fn(struct device *dev, struct tensor rows, struct tensor gates, const struct route *r);
 
-/* Memory. alloc returns NULL when there is not enough; alloc_host: host memory that ops can read (on a CPU the same);
- * free_host takes the bytes of alloc_host. free_bytes: what alloc can still provide, -1 without a device
+/* Memory. alloc returns NULL when there is not enough; alloc_host: host memory that ops can read (on a CPU as alloc);
+ * free_host takes the same number of bytes as alloc_host. free_bytes: what alloc can still provide, -1 without a device
  * (device_open_plan). used_bytes: used on the device, on a CPU the peak of this process. fixed_bytes: used outside the
  * arenas, by the backend and others; plans leave it free. upload has read src on return and is ordered before later
  * ops; download waits for earlier ops; wait: for all ops. */

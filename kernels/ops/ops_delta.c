@@ -98,8 +98,8 @@ void op_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, str
 {
     want_delta(dev, qkv, dout, ba, a_log, dt_bias, seqs, shape);
     want_delta(dev, dqkv, dout, dba, a_log, dt_bias, seqs, shape);
-    /* computed again: K K^T, Q K^T, W; U; W S, K^T X. Then dW, dL W, dm K, dm^T Q, dL K, dL^T K; m^T dO, dm, dU, dL U;
-     * E and S by K, dO, X, dX; two for E */
+    /* the forward's products, computed again: K K^T, Q K^T, W; U; W S, K^T X. Gradients: dW, dL W, dm K, dm^T Q, dL K,
+     * dL^T K; m^T dO, dm, dU, dL U; E or S times K, dO, X and dX, two that update E */
     count_delta(dev, qkv.shape[0], shape, 9, 5, 8);
     MOVES(dev, dqkv, dba, dout, qkv, ba);
     RUN(0, delta_bwd, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);

@@ -71,7 +71,8 @@ static inline void moves_matrix(struct device *dev, const struct proj *p, int64_
         dev->op.flops += 2 * share * (double)(w->n_exp * w->n_out * w->n_in) * (double)p->lora.r;
 }
 
-/* The bytes that were counted since `before` belong to experts: only those with rows are read and written. */
+/* Scales the bytes counted since `before`, those of all experts, to the experts with rows: only these are read and
+ * written. */
 static inline void of_active(struct device *dev, const struct proj *p, int64_t n_row, double before)
 {
     const double share = p->w.n_exp > 1 ? MT_MIN(1, (double)read_experts(p, n_row) / (double)p->w.n_exp) : 1;

@@ -16,8 +16,9 @@ struct sample_row {
     int32_t top_k;                          /* 0: off */
     int32_t first_edit, n_edit;             /* its edits */
 };
-/* The edit of one logit, in doubles, rounded to stat: z' = z + bias. Tokens of prompt or output (seen):
- * z' = z' < 0 ? z' * repetition : z' / repetition. Then - frequency * n_output, and - presence where n_output > 0. */
+/* The edit of one logit, in doubles, rounded to stat: z' = z + bias. For tokens of prompt or output (seen):
+ * z' = z' < 0 ? z' * repetition : z' / repetition. Then z' -= frequency * n_output; if n_output > 0 also
+ * z' -= presence. */
 struct sample_edit {
     double bias; /* may be -inf; scratch of the op */
     int32_t id, n_output;

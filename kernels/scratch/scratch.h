@@ -44,7 +44,7 @@ int64_t scratch_wgrad_tiles(int64_t n_wide, int64_t r);
 /* Tiles of partial sums, of experts with more than one part. Monotonic in n_row. */
 int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles);
 /* The gradients of B in one pass with the product dy B (choice_one_pass): slabs of scratch_pass_columns(r) columns. */
-enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* PER_SM: blocks per multiprocessor if all parts are full, two at a time */
+enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* blocks per multiprocessor if all parts are full; two run at a time */
 static inline int64_t scratch_pass_columns(int64_t r) { return r == 8 ? 4 * WGRAD_WIDE : 3 * WGRAD_WIDE; }
 int64_t scratch_pass_partial(int64_t n_row, int64_t n_slab);
 /* Bytes of the partial sums of one gradient. */
@@ -55,7 +55,7 @@ int64_t scratch_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 
 enum { ROUTE_SLOTS = 512, STAT_TOKENS = 128, ROUTER_PARTS = 3 /* 24 bits in bf16 */ };
 struct scratch_route_sort {
-    int64_t n_part;     /* of ROUTE_SLOTS; at least one, which writes offs also without slots */
+    int64_t n_part;     /* parts of ROUTE_SLOTS slots; at least one, which writes offs even if there are no slots */
     int *count, *total; /* [E, n_part], [E] */
 };
 struct scratch_route_sort scratch_route_sort(struct device *dev, const struct route *r, int64_t n_exp);
@@ -206,7 +206,7 @@ struct scratch_delta {
     struct tensor err, dd, dq, dk_in, dk_out; /* without chunks, backward: [T, N * A], [T, N * K] f32 */
     struct tensor dbeta, dg;                  /* the same: [T, N] f32 */
 };
-/* values, written: o twice in the forward, dout and dqkv in the backward */
+/* In the forward, values and written are both o; in the backward they are dout and dqkv. */
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
                                    const struct delta_shape *shape, bool backward);
 

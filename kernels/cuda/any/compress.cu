@@ -253,9 +253,9 @@ template <int VEC> static __device__ inline void merge(struct state<VEC> *s)
     }
 }
 
-/* An item is one of N entries or, in the backward, then one of S sequences, whose tokens without an entry get zeros.
- * GROUPS 1: a thread per item and VEC columns. Otherwise a block per item and LANES * VEC columns, whose groups share
- * the tokens. */
+/* The items are N entries and, in the backward, after them S sequences, whose tokens without an entry get zeros. GROUPS
+ * 1: a thread per item and VEC columns. Otherwise a block per item and LANES * VEC columns, whose groups share the
+ * tokens. */
 template <int VEC, int GROUPS, bool BACKWARD>
 static __global__ void __launch_bounds__(BLOCK, 4) compress_kernel(const struct compress_job job)
 {

@@ -88,7 +88,7 @@ static __device__ __forceinline__ float larger_of_lanes(float keep, float send, 
     return fmaxf(keep, __shfl_xor_sync(0xffffffffu, send, step));
 }
 
-/* The scale of a block of NVFP4. Between these limits of bmax fl_by_inverse is exactly fl_div. */
+/* The scale of a block of NVFP4. Between the limits of bmax below, fl_by_inverse is exactly fl_div. */
 static __device__ __forceinline__ struct fakequant_scale nvfp4_scale(const struct fakequant &f, const struct whole &w,
                                                                      float bmax)
 {
@@ -189,8 +189,8 @@ static __device__ __forceinline__ void decode8(const struct fakequant &f, const 
 
 /* fakequant_round and fakequant_value of two values of NVFP4, rounded to bf16; s.inverse is above 0. limit: bf16 of 6
  * times the scale, in both halves. Rounding and scaling are monotonic. So the clamp to the largest value comes last,
- * where one instruction clamps both values; then their signs are restored. minifloat_round works on values with signs
- * here: 1.5 times its power of two has the same ulp on both sides. */
+ * where one instruction clamps both values; then their signs are restored. Values keep their signs in the rounding,
+ * which adds 1.5 times a power of two: the sum has the same ulp for both signs. */
 static __device__ __forceinline__ uint32_t nvfp4_pair(uint32_t word, const struct fakequant_scale &s, uint32_t limit)
 {
     float v[2] = {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};

@@ -354,8 +354,8 @@ static __global__ __launch_bounds__(PER_TOKEN) void unmix(row_view<> df, row_vie
 
 /* ---- backward of m */
 
-/* What values_bwd needs of a token, in words: rstd dm as the sum of two bf16, the pairs of the upper and of the lower
- * part; -rstd^2 / (N D) <dm, m>; pre. */
+/* What values_bwd needs of a token, in 32-bit words: rstd dm as the sum of two bf16, the pairs of the upper and of the
+ * lower part; -rstd^2 / (N D) <dm, m>; pre. */
 enum { LOWER = VALUES / 2, OF_X = VALUES, OF_PRE = VALUES + N_MAX, FACTORS = HYPER_FACTORS, STRIDE = FACTORS + 4 };
 
 struct split2 {
@@ -405,7 +405,7 @@ static __global__ __launch_bounds__(PER_TOKEN) void pre_dots(float *factor, cons
     if (v < N) to[OF_PRE + v] = s + j.eps;
 }
 
-/* c [16, 8] += dm fn over 24 values, without the product of both lower parts. a: of 16 tokens, k 0..15, then 16..23. */
+/* c [16, 8] += dm fn over 24 values, without the product of the lower parts. a: of 16 tokens, k 0..15, then 16..23. */
 static __device__ inline void add_product(float c[4], const uint32_t a[2][6], const uint32_t w[2][3])
 {
 #pragma unroll

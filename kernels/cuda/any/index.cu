@@ -9,13 +9,13 @@
  *   its 4 warps keeps the rows of 64 entries in registers as operands of mma.sync (m16n8k16) and multiplies them by the
  *   heads of one token after the other, which arrive in shared memory by cp.async, 2 x 16 KiB. A lane adds up its
  *   heads, four lanes their sums. Entries that no token of the block sees are skipped. 216 registers, no spills.
- * Choice: a block per token, of 64 threads up to 4096 entries, of 256 beyond. Scores become integers in the same
- *   order, in shared memory when n is at most 11008. A histogram of as many equal parts of their range as threads
- *   finds the part of the K-th largest; the scores in it are ranked pair by pair when they are at most 512,
- *   otherwise bisection finds the threshold. Then every warp has a range of entries, counts those it takes, and
- *   writes them after those of earlier warps.
+ * Choice: a block per token, of 64 threads up to 4096 entries, of 256 beyond. Scores are mapped to integers with the
+ *   same order, in shared memory when n is at most 11008. A histogram of as many equal parts of their range as threads
+ *   finds the part of the K-th largest; the scores in it are ranked pair by pair when they are at most 512, otherwise
+ *   bisection finds the threshold. Then every warp has a range of entries, counts those it takes, and writes them after
+ *   those of earlier warps.
  * Bound: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
- * Numerics: f32 sums in a fixed order; integer atomics alone, whose order does not change the result. */
+ * Numerics: f32 sums in a fixed order; only integer atomics, whose order does not change the result. */
 #include "kernels/cuda/parts/index.cuh"
 #include "kernels/cuda/parts/pages.cuh"
 
@@ -147,7 +147,7 @@ static __global__ void __launch_bounds__(ANY)
 
 /* ---- choice ---- */
 
-/* A score as an integer in the same order; -0 and 0 are equal. */
+/* A score as an integer with the same order; -0 and 0 are equal. */
 static __device__ inline uint32_t key_of(float score)
 {
     const uint32_t u = __float_as_uint(score + 0.0f);

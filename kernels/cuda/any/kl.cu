@@ -14,8 +14,8 @@
  *           gradient; 40 registers. choose_kernel: four passes of radix selection, 8 bits each, one that writes the
  *           chosen in the order of their ids; 34 registers, 1416 bytes of shared memory. No spills (sm_90a).
  * Bound:    kl_kernel: 16*N*V read, for the gradient 2*N*V written, in reverse 8*N*V more read. bucket_kernel: 4*N*V
- *           read for the loss, 4*N*V read and 2*N*V written for the gradient. choose_kernel: 24*N*V read. All memory
- *           bound; beside them the products, 6*N*V*D FLOP (4 without hidden states), are the bound of the op.
+ *           read for the loss, 4*N*V read and 2*N*V written for the gradient. choose_kernel: 24*N*V read. The kernels
+ *           are memory bound; the op is bound by its products, 6*N*V*D FLOP (4 without hidden states).
  * Numerics: f32 logits; f32 sums of a row in a fixed order, those over K ids in f64; dlogits rounded to bf16. Bitwise
  *           repeatable. Equal logits give kl = 0 and gradient 0 exactly. A NaN stays in its row. */
 #include "kernels/cuda/parts/loss.cuh"

@@ -6,7 +6,7 @@
  * Needs: N and R at most 256, L at most 576.
  * Grid: absorb: a block per head, 128 columns of the latent and TOKENS tokens, a thread per column. values: a block per
  *   head, ROWS value columns and TOKENS tokens; a warp per value column, its lanes along the latent.
- * Bound: bytes of W, once per TOKENS tokens; beyond, f32 instructions.
+ * Bound: bytes of W, once per TOKENS tokens; with many tokens f32 instructions.
  * Numerics: f32 sums in a fixed order, which does not depend on the other tokens; one rounding at the end. */
 #include "kernels/cuda/parts/rows.cuh"
 

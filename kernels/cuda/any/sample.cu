@@ -191,8 +191,8 @@ static __device__ __forceinline__ struct drawn larger(struct drawn a, struct dra
 }
 
 /* The arg max over the tokens of p that are at most -floor below the largest. Skips a token without f64 arithmetic when
- * its f32 value plus the largest possible f32 error is below `least`, which the arg max reaches. The error is at most
- * log 2 where f32 rounds u to 1 - k 2^-24; the test adds 1. */
+ * its f32 value plus the largest possible f32 error is below `least`, a lower bound of the largest value. The error is
+ * at most log 2 where f32 rounds u to 1 - k 2^-24; the test adds 1. */
 static __device__ int draw(const struct prefix &p, const struct sample_row &row, bool filters, double floor)
 {
     const float inv_t = (float)(1 / p.temperature);

@@ -163,7 +163,7 @@ static int64_t before(const int64_t *rows, int world, int from, int to, bool in_
     return sum;
 }
 
-/* Copies the rows for rank p; for the own rank within this GPU. */
+/* Copies the rows for rank p; if p is this rank, within this GPU. */
 static void copy_to(int own, int p, int world, const struct comm_rows *t, const int64_t *rows, cudaStream_t s)
 {
     const int64_t row_bytes = comm_row_bytes(t->x), bytes = rows[own * world + p] * row_bytes;

@@ -16,7 +16,7 @@ typedef __nv_bfloat16 bf16;
 struct cuda {
     cudaStream_t stream;
     int index;           /* among the GPUs that this process sees */
-    int n_sm, all_sm;    /* multiprocessors: the most that launches use; all of the GPU's context */
+    int n_sm, all_sm;    /* multiprocessors: the most that launches use; those of the GPU's context */
     int capability;      /* compute capability: 10 * major + minor */
     bool integrated;     /* device and host memory are one */
     bool host_pointers;  /* kernels can use the host's addresses of memory that cudaHostRegister has pinned */
@@ -43,7 +43,8 @@ static inline unsigned grid_x(int64_t n)
     MT_REQUIRE(n > 0 && n <= INT32_MAX, "a grid of %lld blocks", (long long)n);
     return (unsigned)n;
 }
-/* Lets a kernel use this many bytes of shared memory, always the same number; call it before each launch. */
+/* Lets a kernel use this many bytes of shared memory. Call it before each launch of the kernel, always with the same
+ * number. */
 template <auto KERNEL> static inline void allow_shared(int bytes)
 {
     static bool allowed;

@@ -163,8 +163,8 @@ static const cublasLtMatmulAlgo_t *algorithm_of(const struct shape *s)
     return &c->algo;
 }
 
-/* s with the number of rows rounded up: m, or the inner dimension of a^T b. It is not the contiguous dimension of an
- * operand, so the leading dimensions remain valid. */
+/* s with the number of rows rounded up: m, or the inner dimension of a^T b. This dimension is contiguous in no operand,
+ * so the leading dimensions remain valid. */
 static struct shape round_rows(struct shape s)
 {
     int64_t *rows = s.ta ? &s.k : &s.m;

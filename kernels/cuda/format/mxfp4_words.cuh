@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Two products of bf16: x y - 0, since GPUs before sm_90 have no mul of bf16. */
+/* The products of two pairs of bf16, as x y - 0: GPUs before sm_90 can add and multiply bf16 only in one fma. */
 static __device__ __forceinline__ uint32_t times(uint32_t x, uint32_t y)
 {
     uint32_t z;

@@ -12,7 +12,7 @@
 #include "kernels/cuda/core/cuda.h"
 #include "kernels/format/minifloat.h"
 
-/* A weight and sizes derived from it. w.block is the format's where that is fixed. */
+/* A weight and sizes derived from it. w.block is the format's block, if the format fixes one. */
 struct source {
     struct weight w;
     uint32_t row_blocks;         /* blocks of a row, if they begin with rows */

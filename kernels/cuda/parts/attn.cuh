@@ -111,9 +111,10 @@ static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head
 /* ---- prefixes (struct seqs)
  *
  * An op first computes all sequences as if they had no prefix, on Hopper with its kernels. Then the kernels with PREFIX
- * add the keys of prefixes: the forward continues the softmax from o and lse, which already include sink and own keys;
- * the backward, which needs only the final lse and o, adds to the gradients in dqkv. So o, and the gradients of queries
- * and of a base, are rounded to bf16 once more. Batches without prefixes run only the kernels without PREFIX. */
+ * add the keys of prefixes. The forward continues the softmax from o and lse, which already include the sink and the
+ * sequence's own keys. The backward needs only the final lse and o, and adds to the gradients in dqkv. So o, and the
+ * gradients of queries and of a base, are rounded to bf16 once more. Batches without prefixes run only the kernels
+ * without PREFIX. */
 
 /* Keys are numbered by position, and so are queries: query i of the sequence is at position i + shift. */
 struct attn_keys {

@@ -38,7 +38,7 @@ __device__ __forceinline__ int quotient_of(const struct quotient &q, int n)
 /* Epilogues with GLU are for activations with a gate. */
 enum grouped_epilogue {
     GROUPED_STORE,   /* out[m] = v */
-    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved, or
+    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu of the rounded out[m]; columns interleaved, or
                       * cuda_grouped_swiglu */
     GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
@@ -121,8 +121,8 @@ static inline void grouped_require(const struct grouped *g)
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
 /* cuda_grouped_wgmma with the packed experts of w instead of b, for all experts, without ids and slot:
- * grouped_packed_wgmma.cu. Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD. way: one
- * for which grouped_is_packed. */
+ * grouped_packed_wgmma.cu. Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD.
+ * grouped_is_packed(way) must be true. */
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w, enum grouped_way way);
 /* What cuda_grouped_packed calls for GROUPED_DECODE: grouped_decode_wgmma.cu. */
 void cuda_grouped_decode(const struct grouped *g, const struct weight *w);
@@ -182,9 +182,9 @@ struct grouped_wgrad {
     bf16 *rows;                  /* [M, n_wide] = wide[w_row(m)], or NULL */
 };
 void cuda_grouped_wgrad(const struct grouped_wgrad *g);
-/* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, where choice_one_pass. One
- * launch does all of g[0] .. g[n-1], the segments of a dense layer. They have the same n_row, r, offs and slot; g[0]
- * has the scratch of all. */
+/* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, used where choice_one_pass is
+ * true. One launch does all of g[0] .. g[n-1], the segments of a dense layer. They have the same n_row, r, offs and
+ * slot; g[0] has the scratch of all. */
 enum { GROUPED_PASSES = 3 };
 void cuda_grouped_pass(const struct grouped_wgrad *g, int n);
 

@@ -182,7 +182,7 @@ __device__ __forceinline__ void grouped_read_quant8(const struct grouped &g, uin
     unpack8(h, q);
 }
 
-/* Columns 0..3 and SECOND..SECOND+3 from act on; `both`: the latter are in bounds. */
+/* Loads columns 0..3 and SECOND..SECOND+3, counted from `act`; `both`: the latter are in bounds. */
 template <int SECOND> __device__ __forceinline__ uint4 load_two4(const bf16 *act, bool both)
 {
     if (SECOND == 4) return *(const uint4 *)act;
@@ -199,8 +199,8 @@ template <int SECOND> __device__ __forceinline__ void store_two4(bf16 *act, uint
     }
 }
 
-/* GROUPED_GLU_BWD, or with QUANT GROUPED_GLU_BWD_QUANT, for eight columns of a row, v = g: 0..3 and SECOND..SECOND+3
- * from out and act on. Returns the sum of h * g over them. */
+/* GROUPED_GLU_BWD, or with QUANT GROUPED_GLU_BWD_QUANT, for eight columns of a row, v = g: columns 0..3 and
+ * SECOND..SECOND+3, counted from `out` and `act`. Returns the sum of h * g over them. */
 template <bool QUANT, int LAYOUT, int SECOND = 4>
 __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, bf16 *out, bf16 *act, const float v[8],
                                                   float weight, const struct pre8 &pre, bool both = true)
@@ -256,8 +256,8 @@ __device__ __forceinline__ void quad_columns(float x[8], const float v[4][2])
     for (int i = 0; i < 4; i++) x[2 * i] = __uint_as_float(even[i]), x[2 * i + 1] = __uint_as_float(odd[i]);
 }
 
-/* x = columns c .. c + 3 and c + 16 .. c + 19, c = 8 (q % 2) + 4 (q / 2), in lane q: half the shuffles. Interleaved
- * gates and ups of them are whole sectors of 32 bytes in each load and store. */
+/* x = columns c .. c + 3 and c + 16 .. c + 19, c = 8 (q % 2) + 4 (q / 2), in lane q: takes half the shuffles of
+ * quad_columns. Interleaved gates and ups of them are whole sectors of 32 bytes in each load and store. */
 __device__ __forceinline__ void quad_fours(float x[8], const float v[4][2])
 {
     const bool odd = threadIdx.x & 1;

@@ -26,8 +26,8 @@ static __device__ __forceinline__ int row_of_expert(const struct grouped_wgrad &
 }
 
 /* Unit u in the order (expert, part); parts have at most `share` rows, a multiple of `step` except for the last. All
- * lanes of the warp call it; n_exp + n_row / share < 2^16. A lane has an expert of 32 at a time, and loads the next
- * before it counts. */
+ * lanes of the warp call it; n_exp + n_row / share < 2^16. The warp takes 32 experts at a time, one per lane; a lane
+ * loads its next expert before it counts this one. */
 static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share, int step)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp;
@@ -74,8 +74,8 @@ static __device__ __forceinline__ void store_part(const struct grouped_wgrad &g,
     for (int j = 0; j < N; j++) __stcg(to + j * PARTS_THREADS, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
 }
 
-/* store_part. Returns true in the block that is last to do so; its c then has the sum of all parts, added in the order
- * of the parts. */
+/* Calls store_part. Returns true in the last block of a tile that does so; c then has the sum of all parts, added in
+ * the order of the parts. */
 template <int N>
 static __device__ bool sum_parts(const struct grouped_wgrad &g, float (&c)[N][4], const struct unit &u, int64_t tile,
                                  int64_t tiles)

@@ -512,7 +512,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- dkey */
 
-/* Copies p and dout (kind 0), or ds and q, of a token and 64 heads: the rows of map, and 256 columns. */
+/* Copies, of a token and 64 heads, p and dout (kind 0), or ds and q: of p or ds the slots in map, of dout or q 256
+ * columns. */
 __device__ static inline void copy_unit(uint32_t stage, const struct shared_args &a, const struct shared_chunk &x,
                                         int t, int group, int kind, const int *map, int half)
 {

@@ -189,9 +189,9 @@ static __device__ __forceinline__ void slice(float acc[][T::WN / 8][4], const st
     static_assert(!LOAD || PARTS + COPIES <= ROWS * COLS, "fewer products than loads");
 }
 
-/* Stores the warp's part of the tile, chunks of 8 rows and 32 columns. Loads are ahead of the stores, which they do not
- * pass: gates of all rows, values to add, pre of two chunks, and of more when registers of sums are free. The 64
- * columns of a warp give one partial sum of dgate per row. */
+/* Stores the warp's part of the tile, chunks of 8 rows and 32 columns. These loads come before the stores, since loads
+ * do not overtake stores: gates of all rows, values to add, pre of two chunks, and of more when registers of sums are
+ * free. The 64 columns of a warp give one partial sum of dgate per row. */
 template <class T, int EPILOGUE, int LAYOUT>
 static __device__ __forceinline__ void store_tile(const struct grouped &g, const struct tile_at &p,
                                                   float c[][T::WN / 8][4], int warp_m, int warp_n)

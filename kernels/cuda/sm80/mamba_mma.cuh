@@ -85,7 +85,7 @@ static __device__ __forceinline__ void put_rows(bf16 *dst, int64_t ld, int n_row
     }
 }
 
-/* s / ln 2 and the step of a row of a chunk; beyond its end, s of its last row and no step. */
+/* s / ln 2 and the step of a row of a chunk. Rows beyond its end have s of its last row, and step 0. */
 static __device__ __forceinline__ float2 load_gate(const struct mamba_job &job, int head, int64_t row, int n)
 {
     const int i = (int)threadIdx.x;
@@ -103,7 +103,7 @@ static __device__ __forceinline__ uint32_t scale2(uint32_t w, float low, float h
     return bf16_pack(low * low_half(w), high * high_half(w));
 }
 
-/* Rows lane / 4 and lane / 4 + 8 of a warp times the same rows of a tile. */
+/* out = dot products of rows lane / 4 and lane / 4 + 8 of a warp's accumulator with the same rows of a tile. */
 template <int NT>
 static __device__ __forceinline__ void dot_tile(float out[2], const float acc[NT][4], const char *tile)
 {

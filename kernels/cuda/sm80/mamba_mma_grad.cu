@@ -291,8 +291,9 @@ static __device__ __forceinline__ void next_item(const struct mamba_job &job, st
     grad_load(job, next, p->group * p->n_item + k + 1);
 }
 
-/* Calls compute(place, item, gates, sums) for each item between barriers of the block. There are sums for two heads:
- * one warp finishes those of a head before it computes the next head. Returns when all results are in shared memory. */
+/* Calls compute(place, item, gates, sums) for each item between barriers of the block. There are sums for two heads, so
+ * that one warp can finish those of a head while the others compute the next head. Returns when all results are in
+ * shared memory. */
 template <typename COMPUTE>
 static __device__ __forceinline__ void each_item(const struct mamba_job &job, struct place p, int n_stage,
                                                  float2 (*gates)[ROWS], struct sums *sums, const COMPUTE &compute)

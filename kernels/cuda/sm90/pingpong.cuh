@@ -49,9 +49,9 @@ static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *from)
 }
 /* The thread that begins the tiles of a block: whether it waits. */
 static __device__ __forceinline__ bool waits_for_tiles() { return load_relaxed(&launches_split) < MAX_SPLIT; }
-/* One thread of a block says that it is about to begin the next part of a tile. */
+/* One thread of a block announces that it is about to begin the next part of a tile. */
 static __device__ __forceinline__ void announce_tile(int counter) { atomicAdd(&tiles_begun[counter], 1u); }
-/* The same thread, before it loads part `part` of n_part of tile `at` of n_tile, which it has announced. *waits: at
+/* The thread that announced part `part` of n_part of tile `at` of n_tile calls it before it loads the part. *waits: at
  * first waits_for_tiles(). */
 static __device__ __forceinline__ void begin_tile(int counter, int at, int n_tile, int part, int n_part, bool *waits)
 {

@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(bar), "r"(count) : "memory");
 }
-/* After the inits and before __syncthreads(): makes them visible to TMA too. */
+/* Call it after the inits and before __syncthreads(): it makes them visible to TMA too. */
 __device__ __forceinline__ void mbarrier_init_fence()
 {
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
@@ -182,7 +182,7 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
 }
-/* After a wait<0>, so that the compiler moves no use of d before it. */
+/* Call it after wgmma_wait<0>, so that the compiler moves no use of d before the wait. */
 template <int N> __device__ __forceinline__ void wgmma_use(float (&d)[N])
 {
 #pragma unroll
@@ -248,7 +248,7 @@ MT_WGMMA_E4M3(64, 128, 64, 65, 66)
 MT_WGMMA_E4M3(96, 192, 96, 97, 98)
 
 /* a in registers, in the layout of mma_bf16 (mma.cuh): two adjacent blocks of 8 columns of an accumulator, rounded to
- * bf16. It must not change before wgmma_wait has returned for this product. */
+ * bf16. a must not change before wgmma_wait has returned for this product. */
 #define MT_WGMMA_REGISTERS(E, N, A0, A1, A2, A3, B, P, T)                                                              \
     template <bool TRANS_B>                                                                                            \
     __device__ __forceinline__ void wgmma(float(&d)[E], const uint32_t(&a)[4], uint64_t b, bool accumulate)            \

@@ -27,7 +27,7 @@ __device__ static __forceinline__ void arrive_warp(uint32_t bar)
     if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
 }
 
-/* Panels first .. end - 1 of the rows of 64 heads of a token; one thread. map: of map_heads. */
+/* Loads panels first .. end - 1 of the rows of 64 heads of a token. One thread calls it. map: from map_heads. */
 __device__ static __forceinline__ void load_panels(uint32_t to, uint32_t bar, const CUtensorMap *map, int first,
                                                    int end, int head0, int t)
 {
@@ -46,8 +46,9 @@ __device__ static __forceinline__ const bf16 *find_key(const struct shared_args 
     if (e < 0) return a.kv + (s.first_key + k) * a.ld_kv;
     return a.entry + (int64_t)(s.first_entry + (s.list ? s.list[e] : e)) * a.ld_entry;
 }
-/* Copies keys k0 .. k0 + ROWS - 1 of a token, of n, into a tile; zeros after the last. found: of find_key. WARPS warps
- * call it. A copy has a lane per 16 bytes of a panel's row, so that the eight panels differ by constants alone. */
+/* Copies keys k0 .. k0 + ROWS - 1 of a token, of n, into a tile; zeros after the last. found: from find_key. WARPS
+ * warps call it. A copy has a lane per 16 bytes of a panel's row, so that the eight panels differ by constants
+ * alone. */
 template <int ROWS, int WARPS>
 __device__ static __forceinline__ void copy_keys(uint32_t tile, const bf16 *found, int k0, int n, int warp)
 {

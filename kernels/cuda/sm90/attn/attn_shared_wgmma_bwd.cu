@@ -119,7 +119,7 @@ static __device__ __forceinline__ void load_heads(uint32_t (&x)[HELD][4], uint32
         load_matrix4(x[k], tile + k / 4 * HEAD_PANEL + sm90_swizzle(row, k % 4 * 2 + lane / 16));
 }
 
-/* s [64 heads, 32 keys] = heads times keys. heads: their first columns; held: the last. */
+/* s [64 heads, 32 keys] = rows of heads times keys. heads: the first columns, in shared memory; held: the last ones. */
 static __device__ __forceinline__ void dot_tile(float (&s)[16], uint32_t heads, const uint32_t (&held)[HELD][4],
                                                 uint32_t tile)
 {

@@ -183,7 +183,7 @@ static __device__ __forceinline__ void wait_rows(const struct wide_memory &m, st
     rows_cleared(WHOLE + wg);
 }
 
-/* Step t of o or dq: weights of the pair and a block of keys, and COLUMNS columns of these keys. */
+/* Loads step t of o or dq: weights of the pair and a block of keys, and COLUMNS columns of these keys. */
 static __device__ __forceinline__ void load_keys(const struct wide_memory &m, const bf16 *weights,
                                                  const CUtensorMap *keys, const struct wide_item &x, int t,
                                                  struct stage_at at)

@@ -121,7 +121,7 @@ static __device__ __forceinline__ int64_t block_at(const struct wide_args &c, co
     return x.scratch + ((int64_t)(queries / 2) * c.p.a.n_kv * c.n_block + keys - seen.x) * 2 + queries % 2;
 }
 
-/* Step t of dk and dv: weights of a block of queries and two blocks of keys; q or dout of these queries. */
+/* Loads step t of dk and dv: weights of a block of queries and two blocks of keys; q or dout of these queries. */
 static __device__ __forceinline__ void load_queries(const struct wide_memory &m, const struct wide_args &c,
                                                     const struct wide_item &x, int t, struct stage_at at)
 {

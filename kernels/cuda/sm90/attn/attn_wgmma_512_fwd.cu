@@ -101,7 +101,7 @@ struct softmax {
     bool live[2];
     float unit[2], total[2];
 };
-/* Lanes of a quad, which have the same rows, share their tiles. */
+/* The lanes of a quad have the same rows, and divide the tiles of these rows among them. */
 static __device__ __forceinline__ struct softmax finish_softmax(const struct wide_args &c, const struct wide_item &x,
                                                                 int wg)
 {

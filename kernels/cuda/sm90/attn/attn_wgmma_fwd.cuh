@@ -1,8 +1,8 @@
 /* attn_wgmma_fwd.cuh - attention forward on Hopper: attn_fwd.cu with wgmma and TMA; arXiv 2407.08608.
  * Math: lazy maximum: it is only raised when a score exceeds it by a factor of 2^8. Where the lengths of queries and
- *   keys bound the scores well enough (bound_max), it is set once, after the first tile; a kernel finds the longest
- *   key of every long sequence and kv head first. Heads of 64: sequences with many keys have a separate launch, with
- *   larger tiles of keys.
+ *   keys bound the scores well enough (bound_max), it is set once, after the first tile; before the forward, a kernel
+ *   finds the longest key of every long sequence and kv head. Heads of 64: sequences with many keys have a separate
+ *   launch, with larger tiles of keys.
  * Needs: shapes of attn_fwd.cu, sm_90a, widths A and B in fwd_tiles, at most 64 query heads to a kv head, rows aligned
  *   to 16 bytes.
  * Grid: persistent, one block per SM, which takes tiles of 64 rows per consumer warpgroup (192 rows: 24 queries of a
@@ -37,7 +37,7 @@ template <> struct fwd_tiles<192, 128> {
 template <> struct fwd_tiles<256, 256> {
     static constexpr int GROUPS = 2, Q_STAGES = 1, STAGES = 2, REGISTERS = 240, LOADER_REGISTERS = 24;
 };
-/* What follows from them. GROUPS: consumer warpgroups, 64 rows each. */
+/* Sizes that follow from the tiles. GROUPS: consumer warpgroups, 64 rows each. */
 template <int A, int B, int N_KEY> struct fwd_sizes : fwd_tiles<A, B> {
     using T = fwd_tiles<A, B>;
     static constexpr int KEYS = N_KEY, ROWS = T::GROUPS * 64, THREADS = T::GROUPS * 128 + LOADER;

@@ -93,7 +93,8 @@ static __device__ __forceinline__ void dot_vectors(float (&acc)[2][DELTA_ROWS / 
     }
 }
 
-/* The gates of a value head, by one warp, a lane for two rows. Rows beyond the chunk have beta 0, and G of the last. */
+/* The gates of a value head, by one warp, a lane for two rows. Rows beyond the chunk have beta 0, and G of its last
+ * row. */
 static __device__ __forceinline__ void head_gates(struct chunk_memory *s, const struct delta_wgmma_args &p,
                                                   const struct delta_chunk &c, int n, int slot)
 {

@@ -8,8 +8,8 @@
  *   36 bytes of spills.
  * The gradient of g is a sum over the rows after it of dG, whose terms of a pair of rows cancel unless one is before
  *   the row and one is after. They cancel in f32 only if both have the same bits: the kernel sums the rows and the
- *   columns of the same matrix, without its diagonal, and takes no product that was rounded in between. (From <q, dq>
- *   and <k, dk>, da of a head that forgets within a token was wrong by more than its size.)
+ *   columns of the same matrix, without its diagonal, and takes no product that was rounded in between. (Computed from
+ *   <q, dq> and <k, dk>, da of a head that forgets within a token has an error larger than da.)
  * Bound: per chunk and value head 112 KiB, per chunk and key head 32 KiB read and 32 KiB written; 17 MFLOP.
  * Numerics: f32 sums; X, Y, S, E and the decayed dots are rounded to bf16. No atomics, bitwise repeatable. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
@@ -167,7 +167,7 @@ static __device__ __forceinline__ void put_columns(float *to, float (&columns)[1
     *(float2 *)(to + 8 * i + at.col) = make_float2(columns[0], columns[1]);
 }
 
-/* D_ij r_j, 0 unless row j is before row i (or is it, !strict). Rows of the thread are i, or j (TRANSPOSED). */
+/* D_ij r_j, 0 unless j < i (or j = i, without `strict`). Rows of the thread are i, or j (TRANSPOSED). */
 template <bool TRANSPOSED>
 static __device__ __forceinline__ float decay_at(int row, int col, const float *g, float g_col, float r_col,
                                                  bool strict)

@@ -9,9 +9,10 @@
  *   every product is in registers: S^T, V^T - S^T K^T, X^T, an accumulator rounded to bf16. TMA loads the next chunks
  *   meanwhile (three stages). One block per SM; 205 to 239 registers, no spills.
  * Bound: products that wait for each other. A chunk needs 1024 clocks of wgmma (S^T K^T 256, S^T Q^T 256, X^T 128, the
- *   state 256, X^T M^T 128), and S^T K^T, X^T and the state wait for each other, with rounding in between; measured
- *   about 2,000 per warpgroup where two share an SM, 3,200 where one has it. Results of a chunk are written during the
- *   first product of the next. Moves, forward: 64 KiB per chunk and value head, keys and queries mostly from L2.
+ *   state 256, X^T M^T 128), and S^T K^T, X^T and the state wait for each other, with rounding in between; measured:
+ *   about 2,000 clocks per chunk of a warpgroup where two share an SM, 3,200 where a warpgroup has the SM alone.
+ *   Results of a chunk are written during the first product of the next. Moves, forward: 64 KiB per chunk and value
+ *   head, keys and queries mostly from L2.
  * Numerics: states are f32 and are rounded to bf16 for products only, as are T, M, V - (r u K) S, X and X times its
  *   factor. Every element of the result is a fixed sequence of operations that does not depend on other sequences:
  *   packed sequences have the bits of each alone; no atomics. */
@@ -21,7 +22,7 @@
 enum { COLS = 64, STAGES = 3 };
 enum scan { OUTPUTS, STATES, BACK };
 
-/* Tiles of a stage: keys (2), T, V or dO (WARPGROUPS); before V, M and queries (2), which the states do not need. */
+/* Tiles of a stage, in this order: keys (2); T; M and queries (2), which STATES does not need; V or dO (WARPGROUPS). */
 enum { AT_K, AT_T = 2, AT_M, AT_Q };
 template <int SCAN> __host__ __device__ constexpr int values_at(void) { return SCAN == STATES ? AT_M : AT_Q + 2; }
 template <int SCAN, int WARPGROUPS> __host__ __device__ constexpr int stage_bytes(void)

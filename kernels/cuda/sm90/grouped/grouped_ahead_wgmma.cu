@@ -24,7 +24,7 @@ enum {
     AHEAD = 3                    /* pieces between the prefetch of a piece into L2 and its decoding */
 };
 
-/* [launches, experts]: of this launch, and zeros for the next. */
+/* [launches, experts]: counters of this launch, and zeros for the next. */
 static __device__ uint32_t experts_decoded[2][MAX_EXPERTS], tiles_done[2][MAX_EXPERTS];
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

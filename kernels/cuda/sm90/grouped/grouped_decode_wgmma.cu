@@ -71,7 +71,7 @@ static __device__ __forceinline__ void load_scales(uint32_t (&scale)[BLOCKS], co
     for (int j = 0; j < BLOCKS; j++) scale[j] = __ldg(b.scale + (b.at[j] + before));
 }
 
-/* Starts the load of the packed weights of a step into a slot. By one thread. */
+/* One thread starts the load of the packed weights of a step into a slot. */
 template <bool KN>
 static __device__ __forceinline__ void load_packed(const struct wgmma_args &p, const struct tile &t,
                                                    const struct ring &slots, int ahead, int step)

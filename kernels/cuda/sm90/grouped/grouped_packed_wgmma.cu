@@ -28,7 +28,7 @@ enum {
     BLOCKS = 2,      /* of columns, of a consumer warpgroup */
     BLOCK_COLS = 64, /* of one: rows of a wgmma */
     OWN = BLOCKS * BLOCK_COLS,
-    UNIT = 16,    /* tiles have a multiple of it in rows, but for the last of an expert */
+    UNIT = 16,    /* tiles have a multiple of UNIT rows, except for the last tile of an expert */
     BOX = 32,     /* rows of a TMA box */
     BLOCK = 32,   /* weights with one scale: 16 bytes; in a step a thread decodes one for each block of columns */
     STRIPE = 256, /* columns in a row of 128 bytes of packed weights, backward */
@@ -90,8 +90,8 @@ static __device__ __forceinline__ void tma_load_4d(uint32_t to, const CUtensorMa
         : "memory");
 }
 
-/* By one thread: for every step the packed weights, forward those of even columns first, and the rows; before them the
- * rows of la. */
+/* One thread loads the rows of la, then for every step the packed weights, forward those of even columns first, and the
+ * rows. */
 template <typename S, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct packed_args &p, const struct tiles *tiles,
                                                   struct ring ring)
@@ -191,7 +191,7 @@ static __device__ __forceinline__ void store_chunk(uint32_t to, const uint32_t (
 }
 
 /* Two weights, times 2^-126, without their scale, from the low nibbles of bytes 0 and 2 of x, or from the high ones: a
- * sign and three bits, of which the last is that of the fraction. Their place in a bf16 is bit 15, and bits 8 .. 6. */
+ * sign, two bits of the exponent and one of the fraction. In a bf16 they are bit 15 and bits 8 .. 6. */
 static __device__ __forceinline__ uint32_t low_nibbles(uint32_t x) { return (x & 0x000f000f) * 0x1040 & 0x81c081c0; }
 static __device__ __forceinline__ uint32_t high_nibbles(uint32_t x) { return (x & 0x00f000f0) * 0x0104 & 0x81c081c0; }
 
@@ -238,7 +238,7 @@ template <bool KN>
 static __device__ __forceinline__ void load_packed(uint32_t (&c)[BLOCKS][4], uint32_t stage, const struct half_row &h)
 {
 #pragma unroll
-    for (int j = 0; j < BLOCKS; j++) /* backward two chunks further, swizzled: bit 1 of a chunk is 0 in block 0 */
+    for (int j = 0; j < BLOCKS; j++) /* backward, block 1 is two chunks further: an xor, as bit 1 of the chunk is 0 */
         load_chunk(c[j], stage + (KN ? h.from ^ j << 5 : h.from + j * (BLOCK_COLS / 2 * (DEPTH / 2))));
 }
 /* Decodes this thread's packed weights c of a step to `to`, in shared memory. */
@@ -337,8 +337,8 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[BLOCKS][S::RO
     }
 }
 
-/* sums = scale * la lb + a w for up to N rows. While the products of a step run, the next is decoded, whose packed
- * weights are in registers, and those of the one after it are loaded. */
+/* sums = scale * la lb + a w for up to N rows. While the products of a step run, a thread decodes its packed weights of
+ * the next step, which are in registers, and loads those of the step after that. */
 template <typename S, int N, bool KN>
 static __device__ __forceinline__ void multiply(float (&sums)[BLOCKS][S::ROWS / 2], struct ring *ring,
                                                 const struct grouped &g, const struct part &part)
@@ -611,8 +611,8 @@ struct byte_map {
     cuuint32_t box[4];
 };
 
-/* The packed bytes. Backward: boxes of 64 rows by 256 columns, swizzled. Forward: boxes of n_col rows by 64 columns,
- * the even rows first. */
+/* The map of the packed bytes. Backward: boxes of 64 rows by 256 columns, swizzled. Forward: boxes of n_col rows by 64
+ * columns, the even rows first. */
 static CUtensorMap weight_map(const struct weight *w, bool kn, int n_col)
 {
     const cuuint64_t row = (cuuint64_t)w->n_in / 2, n_row = (cuuint64_t)w->n_out, n_exp = (cuuint64_t)w->n_exp;

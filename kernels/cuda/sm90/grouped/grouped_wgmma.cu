@@ -5,7 +5,7 @@
  * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
  * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
  * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which alternate between the
- *   tiles of the block (ping-pong): while one multiplies, the other is in its epilogue. Between them 5 stages of the
+ *   tiles of the block (ping-pong): while one multiplies, the other is in its epilogue. They share 5 stages of the
  *   pipeline, 212 KiB; in the GLU's backward also 18 KiB for sums, 227 KiB. 168 registers at launch, then 40 and 232;
  *   at most 8 bytes of spills.
  * Bound: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.

@@ -189,8 +189,8 @@ template <typename PIPE> static __device__ __forceinline__ void skip_tile(struct
     }
 }
 
-/* The epilogues of both halves of the rows of a warpgroup's tile, number `own` of its tiles. half: the first half, in
- * which row_of_thread counts. Overwrites sums. */
+/* Runs the epilogues of both halves of the rows of a warpgroup's tile, number `own` of its tiles. half: the tile of the
+ * first half, whose rows row_of_thread counts. Overwrites sums. */
 template <typename PLAN, int EPILOGUE>
 static __device__ __forceinline__ void finish_tile(float (&sums)[2][COLS / 2], const struct grouped &g,
                                                    struct tile half, int group, int own, const float *bias,
