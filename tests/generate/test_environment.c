@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "data/file/file.h"
 #include "tests/test.h"
 #include "train/models/turn.h"
 #include "train/reward/environment.h"
@@ -197,53 +198,163 @@ static void bad_replies(void **state)
 
 /* ---- tokens ---- */
 
+/* PLAIN: the same end for every message. MARKS: a mark before it. ROLES: the next role's token ends an answer. LAST:
+ * the last question has the system prompt. MUTE: without answers. */
+#define FOR   "{%- for m in messages %}{{- "
+#define END   " }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|start|>assistant<|message|>' }}{%- endif %}"
+#define PLAIN FOR "'<|start|>' + m.role + '<|message|>' + m.content + '<|return|>\n'" END
+#define MUTE  FOR "'<|start|>' + m.role + '<|message|>' + (m.content if m.role == 'user' else '') + '<|return|>\n'" END
+#define MARKS FOR "'<|start|>' + m.role + '<|message|>' + m.content + '<|constrain|><|return|>'" END
+#define ROLES                                                                                                          \
+    FOR "{'user': '<|end|>', 'tool': '<|channel|>', 'assistant': '<|start|>'}[m.role] + '\n' + m.content }}{%- "       \
+        "endfor "                                                                                                      \
+        "%}{%- if add_generation_prompt %}{{- '<|start|>\n' }}{%- endif %}"
+#define LAST                                                                                                           \
+    "{%- for m in messages if m.role != 'system' %}{{- '<|start|>' + m.role + '<|message|>' + (messages[0].content "   \
+    "if "                                                                                                              \
+    "loop.last else '') + m.content + '<|return|>'" END
+#define ASKED  "{\"role\": \"user\", \"content\": \"Hi\"}"
+#define MORE   "{\"role\": \"user\", \"content\": \"More \\u00e9\"}"
+#define RESULT "{\"role\": \"tool\", \"content\": \"42\"}"
+#define ANSWER "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hello"
+#define CALL   "<|channel|>commentary to=functions.f <|constrain|>json<|message|>not json"
+#define TWO    CALL "<|call|><|start|>assistant<|channel|>commentary to=functions.g json<|message|>{}"
+
+static const struct suffix_row {
+    const char *template, *before, *answer, *end, *after;
+    const char *suffix, *why; /* suffix NULL: it does not fit, or is refused */
+    bool refused, lossy;
+} suffix_rows[] = {
+    {PLAIN, ASKED, "Hello", "<|return|>", MORE,
+     "\n<|start|>user<|message|>More \xc3\xa9<|return|>\n<|start|>assistant<|message|>", NULL, false, false},
+    {PLAIN, ASKED, "Hello", "<|endoftext|>", MORE,
+     "\n<|start|>user<|message|>More \xc3\xa9<|return|>\n<|start|>assistant<|message|>", NULL, false, false},
+    {MARKS, ASKED, "Hello", "<|endoftext|>", MORE,
+     "<|start|>user<|message|>More \xc3\xa9<|constrain|><|return|><|start|>assistant<|message|>", NULL, false, false},
+    {"", ASKED, ANSWER, "<|return|>", MORE, "<|start|>user<|message|>More \xc3\xa9<|end|><|start|>assistant", NULL,
+     false, false},
+    {"", ASKED ", {\"role\": \"assistant\", \"content\": \"a\"}, " MORE, ANSWER, "<|call|>", MORE ", " ASKED,
+     "<|start|>user<|message|>More \xc3\xa9<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant", NULL, false,
+     false},
+    {"", ASKED, CALL, "<|call|>", RESULT,
+     "<|start|>functions.f to=assistant<|channel|>commentary<|message|>\"42\"<|end|><|start|>assistant", NULL, false,
+     false},
+    {"", ASKED, CALL, "<|return|>", RESULT,
+     "<|start|>functions.f to=assistant<|channel|>commentary<|message|>\"42\"<|end|><|start|>assistant", NULL, false,
+     false},
+    {"", ASKED, CALL, "<|call|>", MORE, "<|start|>user<|message|>More \xc3\xa9<|end|><|start|>assistant", NULL, false,
+     false},
+    {"", ASKED, ANSWER, "<|return|>", RESULT, NULL, "Message has tool role", true, false},
+    {"", ASKED, ANSWER, "<|return|>", "{\"role\": \"system\", \"content\": \"Now\"}", NULL,
+     "the chat template does not write `content`", true, false},
+    {"", ASKED, TWO, "<|call|>", RESULT, NULL, "has 2 calls, and the chat template writes only one", false, false},
+    {"", ASKED, ANSWER, "<|return|>", MORE ", {\"role\": \"assistant\", \"content\": \"I\"}", NULL,
+     "the last one is an assistant's", true, false},
+    {ROLES, ASKED, "Hello", "<|end|>", MORE, "\nMore \xc3\xa9<|start|>\n", NULL, false, false},
+    {ROLES, ASKED, "Hello", "<|channel|>", RESULT, "\n42<|start|>\n", NULL, false, false},
+    {ROLES, ASKED, "Hello", "<|end|>", RESULT, NULL,
+     "the model's turn ended with \"<|end|>\", and the chat template writes \"<|channel|> 42", false, false},
+    {LAST, "{\"role\": \"system\", \"content\": \"Be. \"}, " ASKED, "Hello", "<|return|>", MORE, NULL,
+     "<|message|>Hi<|return|><|start|\" before the model's turns, where the prompt has \"art|>user<|message|>Be. Hi",
+     false, false},
+    {MUTE, ASKED, "Hello", "<|return|>", MORE, NULL, "the chat template does not write `content`", true, false},
+    {.template = MUTE,
+     .before = ASKED,
+     .answer = "Hello",
+     .end = "<|return|>",
+     .after = MORE,
+     .why = "does not write the model's turn",
+     .lossy = true},
+};
+
+/* The conversation with a stand-in for the answer. */
+static struct json_doc *conversation_of(const struct suffix_row *row, struct message *m, bool other)
+{
+    struct text_buf text = {0};
+    struct err err;
+    turn_stand_in(m, other);
+    text_put(&text, "{\"messages\": [");
+    text_put(&text, row->before);
+    text_put(&text, ", ");
+    turn_put_message(&text, m);
+    text_put(&text, ", ");
+    text_put(&text, row->after);
+    text_put(&text, "]}");
+    struct json_doc *doc = json_parse(text.text, text.size, "the conversation", &err);
+    assert_non_null(doc);
+    text_free(&text);
+    return doc;
+}
+
+static int64_t n_messages(const char *list)
+{
+    struct err err;
+    char text[1024];
+    snprintf(text, sizeof(text), "[%s]", list);
+    struct json_doc *doc = json_parse(text, (int64_t)strlen(text), "messages", &err);
+    const int64_t n = json_count(json_root(doc));
+    json_free(doc);
+    return n;
+}
+
+static void check_suffix(const struct suffix_row *row, const struct run *run)
+{
+    struct token_list got = {0}, want = {0};
+    struct message m = {.n_call = 0};
+    struct err err = {""};
+    const int32_t ends[] = {tokenizer_id(run->tok, "<|return|>"), tokenizer_id(run->tok, "<|call|>"),
+                            tokenizer_id(run->tok, "<|endoftext|>")};
+    const struct message_input in = {.rules = message_rules_of(run->chat), .wants_calls = true, .whole = true};
+    message_parse(&m, &in, row->answer, (int64_t)strlen(row->answer));
+    struct json_doc *a = conversation_of(row, &m, false), *b = conversation_of(row, &m, true);
+    struct chat_reader reader = {.template = run->chat, .on_dropped = row->lossy ? DROPPED_WARN : DROPPED_REFUSE};
+    const struct turn_input turn = {.run = run,
+                                    .reader = &reader,
+                                    .conversation = {json_root(a), json_root(b)},
+                                    .n_before = strstr(row->before, "assistant") ? 1 : n_messages(row->before),
+                                    .n_told = n_messages(row->before) + 1,
+                                    .end = tokenizer_id(run->tok, row->end),
+                                    .ends = ends,
+                                    .n_ends = MT_LEN(ends)};
+    bool fits;
+    const int rc = turn_suffix(&got, &fits, &turn, &err);
+    if ((rc != 0) != row->refused || (!rc && fits) != (row->suffix != NULL))
+        fail_msg("%s%s: %s", row->answer, row->end, err.msg);
+    if (row->why && !strstr(err.msg, row->why)) fail_msg("%s%s: %s", row->answer, row->end, err.msg);
+    if (row->suffix)
+        assert_int_equal(tokenizer_encode(run->tok, row->suffix, (int64_t)strlen(row->suffix), true, &want, &err), 0);
+    assert_int_equal(got.count, want.count);
+    if (want.count) assert_memory_equal(got.ids, want.ids, (size_t)want.count * sizeof(*want.ids));
+    chat_reader_free(&reader);
+    json_free(a);
+    json_free(b);
+    message_free(&m);
+    token_list_free(&got);
+    token_list_free(&want);
+}
+
 static void suffix(void **state)
 {
     (void)state;
-    static const struct {
-        const char *held, *conversation, *suffix; /* suffix NULL: it does not fit */
-    } rows[] = {
-        {"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>",
-         "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": "
-         "\"Hello\"}, {\"role\": \"user\", \"content\": \"More \\u00e9\"}]}",
-         "\n<|im_start|>user\nMore \xc3\xa9<|im_end|>\n<|im_start|>assistant\n"},
-        {"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>Hm</think>Hello<|im_end|>",
-         "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": "
-         "\"Hello\", \"reasoning_content\": \"Hm\"}, {\"role\": \"user\", \"content\": \"More\"}]}",
-         NULL},
-    };
     struct run *run = test_malloc(sizeof(*run));
     struct err err = {""};
+    char path[MT_PATH];
+    const char *dir = fixture("../../configs/tiny-gptoss");
     memset(run, 0, sizeof(*run));
     config_defaults(&cfg);
     run->cfg = &cfg;
-    const char *dir = fixture("../../configs/tiny-gptoss");
     run->tok = tokenizer_open(dir, &err);
-    if (!run->tok || chat_template_load(&run->chat, dir, "chatml", &err)) fail_msg("%s", err.msg);
-    for (int i = 0; i < MT_LEN(rows); i++) {
-        struct token_list held = {0}, got = {0}, want = {0};
-        bool fits;
-        struct json_doc *doc =
-            json_parse(rows[i].conversation, (int64_t)strlen(rows[i].conversation), "conversation", &err);
-        assert_non_null(doc);
-        assert_int_equal(tokenizer_encode(run->tok, rows[i].held, (int64_t)strlen(rows[i].held), true, &held, &err), 0);
-        if (turn_suffix(&got, &fits, run, json_root(doc), held.ids, held.count, &err)) fail_msg("%s", err.msg);
-        assert_int_equal(fits, rows[i].suffix != NULL);
-        if (fits) {
-            assert_int_equal(
-                tokenizer_encode(run->tok, rows[i].suffix, (int64_t)strlen(rows[i].suffix), true, &want, &err), 0);
-            assert_int_equal(got.count, want.count);
-            assert_memory_equal(got.ids, want.ids, (size_t)want.count * sizeof(*want.ids));
-        } else {
-            assert_int_equal(got.count, 0);
-            assert_non_null(strstr(err.msg, "the chat template renders the earlier turns as"));
-        }
-        json_free(doc);
-        token_list_free(&held);
-        token_list_free(&got);
-        token_list_free(&want);
+    if (!run->tok) fail_msg("%s", err.msg);
+    snprintf(path, sizeof(path), "%s/chat.jinja", scratch_dir());
+    for (int i = 0; i < MT_LEN(suffix_rows); i++) {
+        const char *text = suffix_rows[i].template;
+        if (file_write_atomic(path, text, (int64_t)strlen(text), &err) ||
+            chat_template_load(&run->chat, dir, text[0] ? path : "", &err))
+            fail_msg("%s", err.msg);
+        chat_template_probe(run->chat);
+        check_suffix(&suffix_rows[i], run);
+        chat_template_free(run->chat);
     }
-    chat_template_free(run->chat);
     tokenizer_free(run->tok);
     test_free(run);
 }

@@ -11,7 +11,9 @@
 #include "data/json/text.h"
 #include "tests/process.h"
 
-enum { TEXT = 1 << 18, END_ID = 4089, HIDDEN = 128 };
+#define LONG "data.seq_len=300"
+
+enum { TEXT = 1 << 18, END_ID = 4089, START_ID = 4092, CALL_ID = 4095, HIDDEN = 128 };
 
 static const char template[] =
     "{%- for m in messages %}{{- '<|start|>' + m.role + '<|message|>' + m.content + ('<|return|>' if m.role == "
@@ -184,19 +186,74 @@ static double number_of(const char *config, const char *event, const char *key)
 }
 
 /* A step over the recorded rows of a batch is the online step: messages carry no loss in both. */
-static void offline(void **state)
+static void train_offline(const char *mode, const char *with, const char *seq_len)
 {
-    (void)state;
-    const char *online = config_of("usual", ""), *recorded = config_of("usual", "");
-    if (RUN(SETS(online, "--set", "train.steps=1"))) fail_msg("%s", said.err);
-    if (RUN(SETS(recorded, "--set", "train.steps=1", "--set", "data.format=rollouts", "--set",
-                 set("data.train", process_output(online, "rollouts/step-000001.jsonl")), "--set",
+    const char *online = config_of(mode, ""), *recorded = config_of(mode, "");
+    if (RUN(SETS(online, "--set", "train.steps=1", "--set", with, "--set", seq_len))) fail_msg("%s", said.err);
+    if (RUN(SETS(recorded, "--set", "train.steps=1", "--set", with, "--set", seq_len, "--set", "data.format=rollouts",
+                 "--set", set("data.train", process_output(online, "rollouts/step-000001.jsonl")), "--set",
                  "data.eval=", "--set", "eval.every=0")))
         fail_msg("%s", said.err);
     assert_says(said.err, "environment.command has no effect");
     assert_true(fabs(number_of(online, "rollouts", "rewards/game/mean") -
                      number_of(recorded, "step", "rewards/game/mean")) < 1e-9);
+    assert_true(fabs(number_of(online, "step", "loss") - number_of(recorded, "step", "loss")) < 1e-6);
     assert_true(adapter_error(online, recorded) < 1e-4);
+}
+
+static void offline(void **state)
+{
+    (void)state;
+    train_offline("usual", "data.seq_len=80", "data.seq_len=80");
+}
+
+/* Each earlier turn keeps its sampled end token, with its log-probability and loss; the messages follow it without a
+ * further end. Returns the number of such turns. */
+static int64_t check_ends(const char *config)
+{
+    static char text[TEXT];
+    struct err err;
+    int64_t n_end = 0;
+    process_read(process_output(config, "rollouts/step-000001.jsonl"), text, sizeof(text));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "rows", &err);
+        assert_non_null(doc);
+        const struct json row = json_root(doc), ids = json_find(row, "completion_ids"), mask = json_find(row, "mask");
+        for (int64_t t = 0; t + 1 < json_count(ids); t++) {
+            int64_t id = 0, next = 0, own = 0, after = 0;
+            double logprob = 1;
+            if (json_i64(json_at(ids, t), 0, 4095, &id, &err) || json_i64(json_at(ids, t + 1), 0, 4095, &next, &err) ||
+                json_i64(json_at(mask, t), 0, 1, &own, &err) || json_i64(json_at(mask, t + 1), 0, 1, &after, &err))
+                fail_msg("%s", err.msg);
+            if (!own || after) continue;
+            if (json_f64(json_at(json_find(row, "logprobs"), t), &logprob, &err)) fail_msg("%s", err.msg);
+            assert_true(id == END_ID || id == CALL_ID);
+            assert_int_equal(next, START_ID);
+            assert_true(logprob <= 0);
+            n_end++;
+        }
+        json_free(doc);
+    }
+    return n_end;
+}
+
+/* gpt-oss's template writes another end of earlier answers than the model samples, and leaves their reasoning out. */
+static void harmony(void **state)
+{
+    (void)state;
+    static char with[MT_PATH];
+    snprintf(with, sizeof(with), "data.chat_template=%s", fixture("../../configs/tiny-gptoss/chat_template.jinja"));
+    const double start = clock_ms();
+    const char *one = config_of("three", ""), *killed = config_of("three", "");
+    if (RUN(SETS(one, "--set", with, "--set", LONG, "--set", "output.save_every=2"))) fail_msg("%s", said.err);
+    const long ms = (long)(clock_ms() - start);
+    assert_int_equal(check_rows(one), 3);
+    assert_true(check_ends(one) >= 8);
+    assert_true(number_of(one, "rollouts", "environment/unfit") <= 0);
+    const char *const words[] = {SETS(killed, "--set", with, "--set", LONG, "--set", "output.save_every=2"), NULL};
+    process_in_pieces(words, MT_MAX(60, ms / 3));
+    assert_same_run(one, killed);
+    train_offline("three", with, LONG);
 }
 
 /* Programs whose episodes end by a limit, or by their failure. */
@@ -243,8 +300,9 @@ static void failures(void **state)
     assert_says(said.err, "reward.game = environment needs environment.command");
 }
 
-/* A template that refuses what the model wrote ends completions, not the run; an environment that is never done gives
- * no reward, which is said. */
+/* A template that changes the text before the turns ends completions, not the run; a reward that is always null is
+ * said.
+ */
 static void refused_turns(void **state)
 {
     (void)state;
@@ -253,15 +311,13 @@ static void refused_turns(void **state)
     char strict[MT_PATH];
     const char *config = config_of("usual", ""), *usual = config_of("usual", "");
     snprintf(strict, sizeof(strict), "%s/strict.jinja", scratch_dir());
-    text_put(&text, "{%- for m in messages if m.role == 'assistant' and m.content != '.' and messages[-1].role == "
-                    "'user' %}{{- raise_exception('tags') }}"
-                    "{%- endfor %}");
+    text_put(&text, "{%- for m in messages %}{%- if loop.first %}{{- messages | length }}{%- endif %}{%- endfor %}");
     text_put(&text, template);
     if (file_write_atomic(strict, text.text, text.size, &err)) fail_msg("%s", err.msg);
     text_free(&text);
     if (RUN(SETS(config, "--set", set("data.chat_template", strict), "--set", "train.steps=1")))
         fail_msg("%s", said.err);
-    assert_says(said.err, "completions end before a turn that does not fit their tokens: ");
+    assert_says(said.err, "completions end before a turn that cannot follow their tokens: with the new messages");
     assert_true(number_of(config, "rollouts", "environment/unfit") > 0);
     assert_true(number_of(config, "rollouts", "environment/turns/max") <= 1);
     if (RUN(SETS(usual, "--set", "reward.odd=last_number reference=anser", "--set", "train.steps=1")))
@@ -272,7 +328,8 @@ static void refused_turns(void **state)
 int test_online_turns(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks), cmocka_unit_test(expert_parallel),
-                                       cmocka_unit_test(offline),         cmocka_unit_test(limits),
-                                       cmocka_unit_test(failures),        cmocka_unit_test(refused_turns)};
+                                       cmocka_unit_test(offline),         cmocka_unit_test(harmony),
+                                       cmocka_unit_test(limits),          cmocka_unit_test(failures),
+                                       cmocka_unit_test(refused_turns)};
     return cmocka_run_group_tests_name("online_turns", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-"""turns_program.py MODE [N] - an environment for tests: an episode ends at the third turn, or at a turn with an "e";
-each turn is worth its length / 10. Or what MODE does instead, at request N."""
+"""turns_program.py MODE [N] - an environment for tests: an episode ends at the third turn, or at a turn with an "e"
+(three: only at the third); each turn is worth its length / 10. Or what MODE does instead, at request N."""
 import json
 import os
 import sys
@@ -49,7 +49,7 @@ for line in sys.stdin:
             reply["messages"][0]["content"] = str(r["id"] % 2)
     else:
         turns[r["id"]] += 1
-        if mode != "endless" and (turns[r["id"]] == 3 or "e" in r["text"]):
+        if mode != "endless" and (turns[r["id"]] == 3 or ("e" in r["text"] and mode != "three")):
             reply["done"] = True
             del turns[r["id"]]
         reply["reward"] = len(r["text"]) / 10

@@ -3,18 +3,35 @@
 #ifndef MT_TURN_H
 #define MT_TURN_H
 
+#include "data/chat/chat_reader.h"
 #include "train/models/message.h"
 #include "train/run/run.h"
 
 /* An answer as JSON of a message: role, content, reasoning_content and tool_calls where it has them. */
 void turn_put_message(struct text_buf *out, const struct message *m);
+/* Makes a stand-in of an answer: it has the names of its calls, and a letter in place of what the model wrote. The
+ * letter of the other stand-in differs. */
+void turn_stand_in(struct message *m, bool other);
 
-/* conversation: {"messages", "tools"?}, which ends with messages after an answer. held: the tokens of the prompt and of
- * that answer, its end token included. Appends to `suffix` the tokens of what the chat template writes after them, up
- * to the start of the next answer. *fits is false, and nothing is appended, where the text of the held tokens does not
- * begin the rendered conversation, as with templates that leave out earlier reasoning: the next turn cannot follow.
- * `why` then says where they differ. */
-int turn_suffix(struct token_list *suffix, bool *fits, const struct run *r, struct json conversation,
-                const int32_t *held, int64_t n, struct err *why) MT_CHECK;
+struct turn_input {
+    const struct run *run;
+    struct chat_reader *reader; /* of the run's template; it learns what the template writes */
+    struct json
+        conversation[2];      /* {"messages", "tools"?}: answers are stand-ins, the last answer of [1] the other one */
+    int64_t n_before, n_told; /* messages before the first answer; up to the last one */
+    int32_t end;              /* the token that ended the last answer */
+    const int32_t *ends;      /* [n_ends] tokens that may end an answer */
+    int64_t n_ends;
+};
+/* Appends to `suffix` the tokens of what the chat template writes after the last answer, up to the start of the next
+ * one. The stand-ins show where the text of an answer ends. What the template writes for an answer itself does not
+ * matter, so it may leave out reasoning, or write another end token: the suffix begins after this one (gpt-oss:
+ * <|end|>, where the model sampled <|return|>).
+ *
+ * *fits is false, and nothing is appended, if the template changes the text before the first answer, does not show
+ * where the last one ends, or begins the next message with another token than the model sampled; `why` says which.
+ * Errors: the template refuses the new messages or leaves out a part of them. After an answer with calls this is no
+ * error, but does not fit: the calls may be why. */
+int turn_suffix(struct token_list *suffix, bool *fits, const struct turn_input *in, struct err *why) MT_CHECK;
 
 #endif

@@ -22,10 +22,10 @@ struct place {
     struct episode tokens;
     struct sample_request request; /* the last one, without ids */
     /* of the first rank */
-    struct text_buf messages, tools; /* JSON: members of the messages' list; the list of tools, empty: the row's */
-    struct text_buf others;          /* messages, with a dot in place of what the model wrote; its calls are there */
-    bool calls;                      /* the model's last turn has calls */
-    struct text_buf text;            /* of the last turn */
+    struct text_buf messages[2], tools; /* JSON: members of the messages' list, with stand-ins (turn.h) for the model's
+                                           turns; the list of tools, empty: the row's */
+    int64_t n_before, n_told;           /* messages before the first turn, up to the last one */
+    struct text_buf text;               /* of the last turn */
     double reward;
     bool lost, cut; /* cut: no tokens are left for a further turn */
 };
@@ -39,6 +39,7 @@ struct episodes {
     struct place *of; /* [n] */
     int64_t n, n_ended;
     struct text_buf acts; /* of the first rank, since the last exchange */
+    struct chat_reader reader;
     struct episodes_counts counts;
     bool failed, warned;
     struct err err; /* of the callbacks */
@@ -49,7 +50,14 @@ struct episodes *episodes_open(const struct episodes_options *opt)
     struct episodes *e = mem_alloc(sizeof(*e));
     e->opt = *opt;
     e->of = mem_array(MT_MAX(opt->n, 1), sizeof(*e->of));
+    e->reader = (struct chat_reader){.template = opt->run->chat,
+                                     .on_dropped = (enum chat_on_dropped)opt->run->cfg->data.dropped};
     return e;
+}
+
+static void free_messages(struct place *p)
+{
+    for (int i = 0; i < 2; i++) text_free(&p->messages[i]);
 }
 
 void episodes_close(struct episodes *e)
@@ -57,12 +65,12 @@ void episodes_close(struct episodes *e)
     if (!e) return;
     for (int64_t i = 0; i < e->n; i++) {
         episode_free(&e->of[i].tokens);
-        text_free(&e->of[i].messages);
-        text_free(&e->of[i].others);
+        free_messages(&e->of[i]);
         text_free(&e->of[i].tools);
         text_free(&e->of[i].text);
     }
     text_free(&e->acts);
+    chat_reader_free(&e->reader);
     mem_free(e->of);
     mem_free(e);
 }
@@ -108,13 +116,12 @@ static void put_list(struct text_buf *to, const char *list)
     text_put_bytes(to, list + 1, n - 2);
 }
 
-/* {"messages", "tools"?, other keys that the chat template reads}. messages: those of p, or `others`. NULL: an error.
- */
-static struct json_doc *conversation_of(const struct place *p, const struct text_buf *messages, struct err *err)
+/* {"messages", "tools"?, other keys that the chat template reads}; i: of the two lists of messages. NULL: an error. */
+static struct json_doc *conversation(const struct place *p, int i, struct err *err)
 {
     struct text_buf all = {0};
     text_put(&all, "{\"messages\": [");
-    text_put_bytes(&all, messages->text, messages->size);
+    text_put_bytes(&all, p->messages[i].text, p->messages[i].size);
     text_put(&all, "]");
     if (p->tools.size) {
         text_put_key(&all, "tools");
@@ -130,30 +137,21 @@ static struct json_doc *conversation_of(const struct place *p, const struct text
     return doc;
 }
 
-static struct json_doc *conversation(const struct place *p, struct err *err)
-{
-    return conversation_of(p, &p->messages, err);
-}
-
 static void put_messages(struct place *p, const char *list)
 {
-    put_list(&p->messages, list);
-    put_list(&p->others, list);
+    for (int i = 0; i < 2; i++) put_list(&p->messages[i], list);
 }
 
-/* The template refuses the conversation: whether the model's own text is why, such as tags of the template in it. Then
- * the completion ends; else the program's messages are wrong. Of a turn with calls both may be. */
-static bool refuses_the_model(const struct place *p)
+/* Adds a turn of the model, whose stand-ins differ; those of earlier turns are equal. */
+static void put_turn(struct place *p, struct message *m)
 {
-    struct token_list suffix = {0};
-    struct err why;
-    bool fits;
-    struct json_doc *doc = conversation_of(p, &p->others, &why);
-    const bool renders = doc && !turn_suffix(&suffix, &fits, p->all->opt.run, json_root(doc), p->tokens.ids.ids,
-                                             p->tokens.ids.count, &why);
-    token_list_free(&suffix);
-    json_free(doc);
-    return renders || p->calls;
+    p->messages[1].size = 0;
+    text_put_bytes(&p->messages[1], p->messages[0].text, p->messages[0].size);
+    for (int i = 0; i < 2; i++) {
+        if (p->messages[i].size) text_put(&p->messages[i], ", ");
+        turn_stand_in(m, i);
+        turn_put_message(&p->messages[i], m);
+    }
 }
 
 /* The prompt after a reset. */
@@ -169,7 +167,7 @@ static int begin(struct place *p, const struct environment_reply *reply, struct 
         return 0;
     }
     put_messages(p, reply->messages);
-    struct json_doc *doc = conversation(p, err);
+    struct json_doc *doc = conversation(p, 0, err);
     int rc = doc ? prompt_messages(&prompt, p->all->opt.run, json_root(doc), "a reset", err) : -1;
     if (!rc && prompt.ids.count > most)
         rc = err_set(err,
@@ -182,23 +180,44 @@ static int begin(struct place *p, const struct environment_reply *reply, struct 
     return rc ? err_prefix(err, "environment.command") : 0;
 }
 
+/* The tokens of the messages of a reply. -1: the messages are wrong. *fits false: the next turn cannot follow; `why`
+ * says why. */
+static int suffix_of(struct place *p, struct token_list *suffix, bool *fits, struct err *why)
+{
+    const struct token_list *held = &p->tokens.ids;
+    struct json_doc *doc[2] = {conversation(p, 0, why), NULL};
+    int rc = -1;
+    *fits = false;
+    if (doc[0] && (doc[1] = conversation(p, 1, why))) {
+        const struct turn_input in = {.run = p->all->opt.run,
+                                      .reader = &p->all->reader,
+                                      .conversation = {json_root(doc[0]), json_root(doc[1])},
+                                      .n_before = p->n_before,
+                                      .n_told = p->n_told,
+                                      .end = held->ids[held->count - 1],
+                                      .ends = p->row->prompt.ends,
+                                      .n_ends = p->row->prompt.n_ends};
+        rc = turn_suffix(suffix, fits, &in, why);
+    }
+    json_free(doc[0]);
+    json_free(doc[1]);
+    return rc;
+}
+
 /* The next turn, after the messages of a reply. */
 static int proceed(struct place *p, const struct environment_reply *reply, struct err *err)
 {
     struct episodes *e = p->all;
-    const struct token_list *held = &p->tokens.ids;
     struct token_list suffix = {0};
     struct err why = {.msg = ""};
-    bool fits = false;
+    bool fits;
     put_messages(p, reply->messages);
-    struct json_doc *doc = conversation(p, err);
-    int rc = doc ? turn_suffix(&suffix, &fits, e->opt.run, json_root(doc), held->ids, held->count, &why) : -1;
-    if (doc && rc && refuses_the_model(p)) rc = 0;
-    if (doc && rc) rc = err_set(err, "environment.command: the messages of a reply: %s", why.msg);
-    if (!rc && fits) p->cut = p->tokens.n + suffix.count >= e->opt.params.max_tokens;
+    int rc = suffix_of(p, &suffix, &fits, &why);
+    if (rc) rc = err_set(err, "environment.command: the messages of a reply: %s", why.msg);
+    if (fits) p->cut = p->tokens.n + suffix.count >= e->opt.params.max_tokens;
     if (!rc && !fits) {
         if (!e->warned)
-            log_warn("step %lld: completions end before a turn that does not fit their tokens: %s",
+            log_warn("step %lld: completions end before a turn that cannot follow their tokens: %s",
                      (long long)e->opt.step, why.msg);
         e->warned = true;
         e->counts.unfit++;
@@ -208,7 +227,6 @@ static int proceed(struct place *p, const struct environment_reply *reply, struc
     else if (!rc)
         rc = end(p, err);
     token_list_free(&suffix);
-    json_free(doc);
     return rc;
 }
 
@@ -230,8 +248,10 @@ static int tell(struct place *p, const char *text, int64_t size, struct err *err
     const int64_t n = episode_last_turn(p->tokens.mask, p->tokens.n_prompt, p->tokens.n);
     const struct prompt before = {.ids = {.ids = p->tokens.ids.ids, .count = n}};
     const struct tokenizer *tok = p->all->opt.run->tok;
-    struct json_doc *doc = conversation(p, err);
+    struct json_doc *doc = conversation(p, 0, err);
     if (!doc) return -1;
+    p->n_told = json_count(json_find(json_root(doc), "messages")) + 1;
+    if (!p->n_before) p->n_before = p->n_told - 1;
     const struct message_input in = {.rules = p->all->opt.rules,
                                      .think_open = prompt_opens_reasoning(&before, tok),
                                      .wants_calls = has_tools(p),
@@ -241,13 +261,7 @@ static int tell(struct place *p, const char *text, int64_t size, struct err *err
     struct text_buf message = {0};
     message_parse(&m, &in, text, size);
     turn_put_message(&message, &m);
-    p->calls = m.n_call > 0;
-    if (p->messages.size) text_put(&p->messages, ", ");
-    text_put(&p->messages, message.text);
-    m.content.size = m.reasoning.size = 0;
-    text_put(&m.content, ".");
-    if (p->others.size) text_put(&p->others, ", ");
-    turn_put_message(&p->others, &m);
+    put_turn(p, &m);
     const int rc = environment_step(p->all->opt.environment, id_of(p), message.text, text, size, err);
     text_free(&message);
     message_free(&m);
@@ -342,8 +356,7 @@ static int finish(struct place *p, bool cut, struct err *err)
     p->state = ENDED;
     p->all->n_ended++;
     episode_free(&p->tokens);
-    text_free(&p->messages);
-    text_free(&p->others);
+    free_messages(p);
     return rc;
 }
 
