@@ -145,7 +145,7 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
     return rc;
 }
 
-/* Absent, null or "", which a table has for no value. */
+/* Whether j is absent, null or "": tables have these where they have no value. */
 static bool is_empty(struct json j)
 {
     const char *s;

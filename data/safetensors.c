@@ -241,7 +241,7 @@ static void sort_tensors(struct safetensors *st)
     if (st->n_tensors) qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), by_name);
 }
 
-/* The tensors are sorted. */
+/* Refuses a name that two tensors have. The tensors are sorted. */
 static int check_names(const struct safetensors *st, struct err *err)
 {
     for (int64_t i = 1; i < st->n_tensors; i++) {

@@ -74,7 +74,7 @@ struct amax_row {
 struct amax_table {
     bool weights;       /* those of the weights are kept */
     bool known;         /* those of the weights are computed or loaded; they are not computed again */
-    bool calibrated;    /* those of the inputs are */
+    bool calibrated;    /* those of the inputs are known */
     struct tensor flat; /* f32 on the device: struct qat's; ndim 0: nothing is kept */
     int64_t n_rows;
     struct amax_row *rows; /* [n_rows] host */

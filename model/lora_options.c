@@ -158,7 +158,7 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
     return unknown_target(key, word, err);
 }
 
-/* No matrix has target t, which `word` names. */
+/* The error for a target t, named by `word`, of which the model has no matrix that may be adapted. */
 static int refuse_target(const struct lora_model *model, const char *word, enum lora_target t, struct err *err)
 {
     char names[LORA_NAMES_TEXT] = "";

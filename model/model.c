@@ -87,7 +87,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
     return 0;
 }
 
-/* transformers has no auxiliary loss for these families. */
+/* Refuses an auxiliary loss for families for which transformers has none. */
 static int check_aux(const struct arch *a, double coef, struct err *err)
 {
     if (coef == 0 || !router_is_sigmoid(&a->router)) return 0;

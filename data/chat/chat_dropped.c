@@ -106,7 +106,7 @@ static int put_items(struct chat_marks *m, struct json list, int64_t message, co
     return 0;
 }
 
-/* Arguments with one more member. */
+/* Writes arguments with one more member, which has the mark. */
 static int put_arguments(struct chat_marks *m, struct json arguments, const char *mark, struct err *err)
 {
     struct text_buf *t = &m->row, inner = {0};

@@ -95,7 +95,7 @@ static int64_t n_checked(struct json messages, const struct job *job)
     return json_count(messages) - (job->prompt ? job->opt.leave_out : 0);
 }
 
-/* The samples have the first n of n_check messages. */
+/* Whether the row must be rendered with marks. The samples have the first n of its n_check messages. */
 static bool has_doubt(struct chat_reader *r, struct json row, int64_t n, int64_t n_check)
 {
     const struct json messages = json_find(row, "messages");

@@ -468,7 +468,7 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
 
 /* ---- tools ---- */
 
-/* {name, ...}, where the template needs {type, function}. */
+/* Whether a tool is {name, ...} while the template needs {type, function}. */
 static bool is_bare_tool(const struct chat_rules *rules, struct json tool)
 {
     return !rules->bare_tools && json_has(tool, "name") && !json_truthy(json_find(tool, "function"));
@@ -517,7 +517,7 @@ static bool tools_are_plain(const struct chat_rules *rules, struct json tools)
 
 /* ---- the row ---- */
 
-/* The template takes the message as it is. */
+/* Whether the template takes the message as it is. */
 static bool is_plain(const struct writer *w, struct json message)
 {
     const char *role, *key;

@@ -33,7 +33,7 @@ const char *chat_template_text(const struct chat_template *t);    /* the text fo
 const char *chat_template_foreign(const struct chat_template *t);
 /* Another token that ends generation: the checkpoint lists it in eos_token_id. eos_token itself is ignored. */
 void chat_template_add_stop(struct chat_template *t, const char *token, int64_t size);
-/* One of the added tokens ends text[0..size). */
+/* Whether one of the added tokens ends text[0..size). */
 bool chat_template_stop_before(const struct chat_template *t, const char *text, int64_t size);
 /* Size of the added token at the start of text[0..size); 0: none. */
 int64_t chat_template_stop_at(const struct chat_template *t, const char *text, int64_t size);

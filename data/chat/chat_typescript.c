@@ -26,7 +26,7 @@ static void put_indented(struct text_buf *t, int64_t depth, const char *text)
     text_put(t, text);
 }
 
-/* j is the string `text`. */
+/* Whether j is the string `text`. */
 static bool is(struct json j, const char *text)
 {
     const char *s;
@@ -209,7 +209,7 @@ static int put_description(struct text_buf *t, struct json schema, int64_t depth
     return 0;
 }
 
-/* Which limits a schema of each type shows, sorted. */
+/* Writes the limits of a schema. rows: the keys that each type shows, sorted. */
 static int put_limits(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     static const struct {

@@ -24,7 +24,7 @@ int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struc
  * labels: a boolean `label` is such a key. */
 const char *preference_row_key(struct json row, bool labels);
 enum preference_form { PREFERENCE_FORM_NONE, PREFERENCE_FORM_PAIR, PREFERENCE_FORM_LABELLED };
-/* What the keys of a row tell. */
+/* The form of a row, by its keys. */
 enum preference_form preference_row_form(struct json row);
 
 #endif

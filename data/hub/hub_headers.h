@@ -4,7 +4,7 @@
 
 #include "data/hub/hub_cache.h"
 
-/* All shards are in the cache, so a plan can read them there. */
+/* Whether all shards are in the cache, where a plan can read them. */
 bool hub_headers_needless(const struct hub_repo *repo, struct hub_file const *const *shards, int64_t n);
 /* dir: a folder with links to config.json and the index, which are in the cache, and the first bytes of the shards:
  * length and header. Headers from an earlier call are not requested again. */

@@ -167,7 +167,7 @@ int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err)
     return 0;
 }
 
-/* utf8proc orders marks in time quadratic in their number. */
+/* Whether a segment has too many marks: utf8proc orders them in time quadratic in their number. */
 static bool has_long_segment(const char *text, int64_t size)
 {
     utf8proc_int32_t c;

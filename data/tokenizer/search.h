@@ -8,7 +8,7 @@ struct search;
 /* pattern: PCRE2's syntax, Unicode. The error has PCRE2's reason and the byte; `name` begins it. */
 struct search *search_open(const char *pattern, const char *name, struct err *err) MT_CHECK;
 void search_close(struct search *s); /* NULL is fine */
-/* The pattern has a group of this name. */
+/* Whether the pattern has a group of this name. */
 bool search_has_group(const struct search *s, const char *group);
 
 enum search_result { SEARCH_NONE, SEARCH_FOUND, SEARCH_LIMIT /* too many steps on this text */ };

@@ -101,7 +101,7 @@ static int normalize_added(const struct tokenizer *tok, struct added *a, struct 
     return rc;
 }
 
-/* The list may come from another file than the vocabulary. */
+/* Hashes the added tokens, which may come from another file than the vocabulary. */
 static void hash_added(struct tokenizer *tok)
 {
     for (int64_t i = 0; i < tok->added.n; i++) {
@@ -302,7 +302,7 @@ static struct tokenizer *open_ranks(const char *path, struct json config, struct
 
 /* ---- a checkpoint's directory ---- */
 
-/* Names the tokenizer that is there instead. */
+/* The error for a directory without a supported tokenizer: names the one that is there. */
 static struct tokenizer *no_tokenizer(const char *dir, struct err *err)
 {
     static const char *const other[] = {".tiktoken",   "tokenizer.model", ".spm",
@@ -418,7 +418,7 @@ static int encode_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
                       err);
 }
 
-/* A byte of [begin, end) is plain. */
+/* Whether a byte of [begin, end) is plain. */
 static bool has_plain(const struct encoder *e, int64_t begin, int64_t end)
 {
     int64_t low = 0, high = e->n_plain;

@@ -155,7 +155,7 @@ static int read_proportional(struct rope_arch *r, struct json o, struct err *err
     return 0;
 }
 
-/* transformers ignores these keys where rope_type is default. */
+/* Refuses keys that transformers ignores if rope_type is "default". */
 static int refuse_ignored(struct json o, struct err *err)
 {
     static const char *const keys[] = {"partial_rotary_factor", "factor"};

@@ -25,7 +25,7 @@ int64_t choices_layers(const struct arch *a);          /* number of such layers 
  * and unless use is CHOICES_GIVEN. */
 void choices_push(struct choices *c, struct device *dev, const struct arch *a, int64_t n_tok, enum choices_use use,
                   const uint16_t *given);
-/* After acts_push: the layers use idx. */
+/* Call it after acts_push: makes the layers use idx. */
 void choices_attach(const struct choices *c, const struct arch *a, struct acts *acts);
 /* out: host [T, n_layer, J] = the recorded choice, ascending. Waits for the device. */
 void choices_read(const struct choices *c, struct device *dev, uint16_t *out);
