@@ -43,7 +43,7 @@ int str_printable(const char *s)
 {
     const unsigned char *p = (const unsigned char *)s;
     const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
-    if (n == 1 && p[0] >= ' ' && p[0] < 127) return 1; /* of most text all */
+    if (n == 1 && p[0] >= ' ' && p[0] < 127) return 1; /* the usual case */
     for (int i = 1; i < n; i++)
         if ((p[i] & 0xc0) != 0x80) return 0;
     const bool overlong = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90);

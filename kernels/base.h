@@ -33,7 +33,7 @@ int err_set(struct err *e, const char *fmt, ...) MT_PRINTF(2, 3);
 int err_prefix(struct err *e, const char *fmt, ...) MT_PRINTF(2, 3);
 
 void log_info(const char *fmt, ...) MT_PRINTF(1, 2); /* one line to standard error */
-void log_warn(const char *fmt, ...) MT_PRINTF(1, 2); /* the same, with "warning: " before it */
+void log_warn(const char *fmt, ...) MT_PRINTF(1, 2); /* one line that begins with "warning: " */
 /* This process is one of several: warnings and fatal errors begin with "rank N: ", except on rank 0. Only rank 0 prints
  * info; only one rank per machine (`speaks`) prints warnings, as all ranks would print the same. */
 void log_rank(int rank, bool speaks);

@@ -32,7 +32,7 @@ enum grouped_way {
 enum {
     GROUPED_EXPERTS = 512, /* the most that the kernels of sm90/ take */
     AHEAD_SLOTS = 4,       /* experts in the ring of GROUPED_AHEAD */
-    GROUPED_ROWS = 128     /* of a tile, in most of them */
+    GROUPED_ROWS = 128     /* of a tile, in most of these kernels */
 };
 struct grouped_query {
     enum cuda_arch arch;

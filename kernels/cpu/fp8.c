@@ -1,4 +1,4 @@
-/* fp8.c - MXFP4 experts as FP8 products read them. */
+/* fp8.c - e4m3 codes of MXFP4 experts, which FP8 products read, and the range of their scales. */
 #include "kernels/cpu/real.h"
 #include "kernels/format/minifloat.h"
 #include "kernels/format/quant.h"

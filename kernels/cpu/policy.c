@@ -7,7 +7,7 @@
 
 #define BLOCK 1024
 
-/* Of a row of logits: what its gradient is made of. */
+/* What the gradient of a row of logits is computed from. */
 struct logit_row {
     real *z;
     int64_t n, id;

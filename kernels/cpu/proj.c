@@ -42,7 +42,7 @@ static void merged_rows(float *m, const struct proj *p, int64_t e, int64_t row, 
                       w->n_in);
 }
 
-/* Part of a row; -1 beyond the last. */
+/* The part of the matrix that contains the row. */
 static int part_of(const struct proj_quant *q, int64_t row)
 {
     int i = 0;

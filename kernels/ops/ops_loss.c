@@ -1,7 +1,7 @@
 /* ops_loss.c - the wrappers op_* of the head: losses, distributions, their sums over a step. */
 #include "kernels/ops/ops_check.h"
 
-/* What both loss heads write and read. */
+/* Checks what both loss heads write and read. */
 static void want_head(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
                       const struct weight *w, struct tensor rows, struct tensor ids, int64_t chunk)
 {

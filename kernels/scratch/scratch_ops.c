@@ -240,7 +240,7 @@ const struct scratch_table cuda_scratch = {
     .sumsq = sumsq,
 };
 
-/* ---- a GPU that is not here */
+/* ---- a GPU that this machine does not have */
 
 static int64_t not_known(void) { return -1; }
 /* Of an H100: context, libraries, and what the driver allocates at the first launches. */

@@ -193,7 +193,7 @@ struct job {
     struct member of[LORA_SET];
 };
 
-/* What row m has; NULL: no adapter. */
+/* The adapter of row m, its token and its expert. NULL: the row has no adapter. */
 static __device__ __forceinline__ const struct member *member_of(const struct job &job, int64_t m, int64_t *token,
                                                                  int64_t *expert)
 {

@@ -112,7 +112,7 @@ template <int VEC> struct state {
     float top[VEC], sum[VEC], y[VEC];
 };
 
-/* e^(x - top); 0 where x is that of no tokens. */
+/* e^(x - top); 0 for x = -inf, the maximum over no tokens. */
 static __device__ inline float power(float x, float top) { return x == -INFINITY ? 0 : __expf(x - top); }
 
 /* Up to BATCH tokens of an entry: base, base + step, ... */

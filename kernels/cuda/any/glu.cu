@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x % TEAM == 0 && t < n_tok) *dgate.at(t) = sum;
 }
 
-/* The same without gates: GLU_RELU2. */
+/* The activation without gates: GLU_RELU2. */
 static __global__ void __launch_bounds__(THREADS)
     relu2_fwd(row_view<> act, row_view<> pre, row_view<float> gate, int64_t n_tok, int64_t width)
 {

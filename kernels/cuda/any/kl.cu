@@ -20,7 +20,7 @@
  *           repeatable. Equal logits give kl = 0 and gradient 0 exactly. A NaN stays in its row. */
 #include "kernels/cuda/parts/loss.cuh"
 
-/* What the loss of a row is made of. */
+/* What the loss of a row is computed from. */
 struct factors {
     float ce, kl, inv_t, inv_cap; /* scale * alpha, scale * (1 - alpha) * T, 1 / T, 1 / cap or 0 */
     bool reverse, gradient;

@@ -13,7 +13,7 @@ struct attn_args {
     const int32_t *cu;
     int n_seq, n_tok, n_head, n_kv;
     int dim;     /* head width, a multiple of 8, at most DIM; the rest of a tile's row is zeros and is not stored */
-    int dim_v;   /* the same of values and outputs */
+    int dim_v;   /* likewise, of values and outputs */
     int window;  /* keys that a query attends to, itself included; NO_WINDOW: all before it */
     int max_len; /* no sequence is longer */
     float scale, scale_log2;

@@ -150,7 +150,7 @@ __device__ __forceinline__ struct pre8 grouped_pre(const struct grouped &g, int6
 enum glu_layout {
     GLU_PAIRS,       /* interleaved */
     GLU_HALVES,      /* in separate halves */
-    GLU_PLAIN_HALVES /* the same, of plain SwiGLU */
+    GLU_PLAIN_HALVES /* in separate halves, plain SwiGLU */
 };
 
 __device__ __forceinline__ void pre_unpack(float gate[8], float up[8], bool interleaved, const struct pre8 &pre)
@@ -234,7 +234,7 @@ __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, bf16 
     }
     return sum;
 }
-/* The same for columns n .. n+7 of row m, of any layout. */
+/* grouped_glu_bwd8 for columns n .. n+7 of row m, in any layout. */
 template <bool QUANT>
 __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8],
                                                   float weight, const struct pre8 &pre)

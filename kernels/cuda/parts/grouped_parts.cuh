@@ -19,7 +19,7 @@ static __device__ __forceinline__ int parts_of(int n_row, int share)
     return n_row <= share ? n_row > 0 : (n_row + share - 1) / share;
 }
 
-/* Row of the first row of expert e. */
+/* The first row of expert e. */
 static __device__ __forceinline__ int row_of_expert(const struct grouped_wgrad &g, int e)
 {
     return g.offs ? __ldg(g.offs + e) : e ? (int)g.n_row : 0;

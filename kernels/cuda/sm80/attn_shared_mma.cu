@@ -174,7 +174,7 @@ __device__ static inline void put_weights(char *to, const uint2 &x)
 {
     *(uint2 *)(to + weight_offset(lane_head(), lane_key() / 8) + lane_key() % 8 * 2) = x;
 }
-/* As A operands. */
+/* Loads the weights of a tile as A operands. */
 __device__ static inline void load_weights(uint32_t w[2][4], uint32_t weights)
 {
     const int lane = threadIdx.x % 32;
@@ -339,7 +339,7 @@ __device__ static inline void give_terms(float2 *sums, float2 own[2], const floa
         (r ? sums + ((to * WARPS + r) * 2 + n) * 32 + threadIdx.x % 32 : own + n)[0] = terms_of(x, r, n);
     }
 }
-/* Adds to this warp's terms those that the others have found. */
+/* Adds the terms that other warps computed to this warp's. */
 __device__ static inline void take_terms(float x[4], const float2 own[2], const float2 *sums)
 {
     float2 y[2 * WARPS];
@@ -402,7 +402,7 @@ __device__ static inline void copy_half(uint32_t to, const bf16 *heads)
     for (int j = 0; j < HEADS / 4; j++)
         copy_async16((to ^ (j % 4 << 5)) + j * 2 * OWN * 2, from + 2 * j * SHARED_DIM, 16);
 }
-/* Stores dq of the turned heads through `tile`. */
+/* Stores dq through `tile`, from the rotated order of heads. */
 __device__ static inline void store_turned(bf16 *dst, const float acc[2][OWN / 8][4], char *tile)
 {
     const int lane = threadIdx.x % 32, c = lane % (OWN / 8);

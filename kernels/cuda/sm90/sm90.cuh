@@ -142,7 +142,7 @@ __device__ __forceinline__ void bulk_store(float *to, uint32_t from, uint32_t by
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from), "r"(bytes)
                      : "memory");
 }
-/* The other way; signals its bytes on bar. */
+/* Copies global to shared memory; signals its bytes on bar. */
 __device__ __forceinline__ void bulk_load(uint32_t to, const float *from, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),

@@ -100,7 +100,7 @@ enum { FULL, EMPTY = FULL + SLOTS, HEADS = EMPTY + SLOTS, FREE, FWD_BARRIERS };
 /* Named barrier of the warpgroups that compute. */
 enum { BOTH_GROUPS = 1 };
 
-/* What threads of a block tell each other. */
+/* Values that threads of a block exchange. */
 struct fwd_told {
     int n_key;                      /* of the token whose queries have arrived */
     float factors[2][SHARED_HEADS]; /* of the sums before a tile is added; by the tile's parity */

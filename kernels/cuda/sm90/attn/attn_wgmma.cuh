@@ -24,7 +24,7 @@ enum {
     PANEL = 64,                      /* elements of a row of a panel: one row of the swizzle */
     ROW_BYTES = 128,                 /* of a panel */
     LOADER = 128,                    /* threads of the producer warpgroup */
-    NEAR_HEADS = 8,                  /* kv heads that are worked on at the same time, at most */
+    NEAR_HEADS = 8,                  /* kv heads that are processed at the same time, at most */
     SHARED_LIMIT = 227 * 1024 - 256, /* bytes of a block, less its barriers */
 
     PAIR_CONSUMERS = 2 * 128, /* a block of two consumer warpgroups */
@@ -39,7 +39,7 @@ struct attn_wgmma_args {
     CUtensorMap k, v;    /* boxes of some rows of one head */
     struct attn_args a;
     int group, n_query;
-    int n_near;       /* kv heads that are worked on at about the same time */
+    int n_near;       /* kv heads that are processed at about the same time */
     uint32_t inverse; /* 2^16 / group, rounded up */
     int n_item;
     int keys_from, keys_end; /* items are those of sequences whose attn_mean_keys is in this range */
@@ -186,7 +186,7 @@ __device__ static __forceinline__ void dot_heads(float (&s)[N], uint32_t a, uint
     for (int k = 0; k < WIDTH / 16; k++)
         wgmma<false>(s, a_desc + k / 4 * A_ROWS * 8 + k % 4 * 2, b_desc + k / 4 * 2 * N * 8 + k % 4 * 2, k > 0);
 }
-/* The same with a in registers, for rows of one panel. */
+/* dot_heads with a in registers, for rows of one panel. */
 __device__ static __forceinline__ void dot_register_heads(float (&s)[32], const uint32_t (&a)[PANEL / 16][4],
                                                           uint32_t b)
 {
@@ -250,7 +250,7 @@ __device__ static __forceinline__ void store_panel(bf16 *dst, int64_t ld, const 
         if (query < n_live) store16(dst + query * ld + g * WIDTH + chunk * 8, load16(rows + sm90_swizzle(r, chunk)));
     }
 }
-/* The same for all panels of a tile of ROWS rows. */
+/* store_panel for all panels of a tile of ROWS rows. */
 template <int WIDTH, int ROWS>
 __device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, const char *tile, int row,
                                                      const struct attn_wgmma_args &p, int n_live)

@@ -227,7 +227,7 @@ static __device__ __forceinline__ void wait_turn(const struct turn &turn)
     while (n < turn.before);
 }
 
-/* Vector i of a row of sums: a thread's 16 elements of a row are four vectors. Vector i of the four threads of a row
+/* Vector i of a row of sums: a thread's 16 elements of a row are four vectors. Vectors i of the four threads of a row
  * are adjacent, and even and odd rows use different banks. */
 static __device__ __forceinline__ float4 *sum_at(float *tile, int row, int i)
 {
@@ -245,7 +245,7 @@ static __device__ __forceinline__ void put_sums(float *to, const float (&sum)[32
         }
     }
 }
-/* Adds those in `from`. */
+/* Adds the sums in `from`. */
 static __device__ __forceinline__ void get_sums(float (&sum)[32], float *from)
 {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;

@@ -176,7 +176,7 @@ static __device__ __forceinline__ float decay_at(int row, int col, const float *
     const int after = TRANSPOSED ? row - col : col - row;
     return after < (strict ? 0 : 1) ? delta_exp2(x) * r_col : 0;
 }
-/* w = -s or s times decay_at, for rows that are i. */
+/* w = s (of_k: -s) times decay_at; the thread's rows are i. */
 static __device__ __forceinline__ void decay_rows(uint32_t (&w)[4][4], const float (&s)[32], const struct place &at,
                                                   struct head_memory *h, const uint32_t (&pairs)[16][128], bool of_k)
 {
@@ -204,7 +204,7 @@ static __device__ __forceinline__ void decay_rows(uint32_t (&w)[4][4], const flo
     put_rows(h, of_k ? INTO_K : OF_Q, at, rows, false);
     put_columns(h->columns[of_k ? INTO_K : OF_Q][at.warp], columns, at);
 }
-/* The same for rows that are j. */
+/* w as in decay_rows; the thread's rows are j. */
 static __device__ __forceinline__ void decay_columns(uint32_t (&w)[4][4], const float (&s)[32], const struct place &at,
                                                      const struct head_memory *h, bool of_k)
 {

@@ -54,7 +54,7 @@ template <int N_GROUP, int N_ROW, int N_STAGE> struct shape {
         STAGE_BYTES = TOKEN_BYTES + (COLS + STRIPE - 1) / STRIPE * STRIPE * DEPTH / 2,
         RING_BYTES = STAGES * STAGE_BYTES + GROUPS * OWN_BUFFERS * OWN_BYTES + 1024, /* 1024: alignment */
         /* registers of a loading and a multiplying thread: no more than at launch */
-        AHEAD = GROUPS == 2 ? 2 : 1, /* pre that a thread loads ahead: of so many times 16 rows */
+        AHEAD = GROUPS == 2 ? 2 : 1, /* a thread loads pre of this many times 16 rows ahead */
         LOADER = GROUPS == 2 ? 40 : 24,
         MULTIPLIER = GROUPS == 2 ? 232 : 160
     };
