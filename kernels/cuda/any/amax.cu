@@ -3,10 +3,10 @@
  *
  * Shapes:   x [E, out, in] bf16, f16 or f32; amax [E] or [1] f32, n_bad of the same shape, f64. E at most 65535.
  * Needs:    out * in a multiple of 8 and a 16-byte aligned x for 16-byte loads; others are read a value at a time.
- * Grid:     [blocks, E] of 256 threads; a thread has 8 values in flight 4 times, several times in a large x. Every
- *           block stores its result. The last block of an expert waits for the results of the expert's other blocks and
- *           combines them. GPUs start blocks in the order of their indices, so those blocks have started. No other
- *           block waits, and no launch has to clear memory.
+ * Grid:     [blocks, E] of 256 threads; a thread loads 4 times 8 values at a time, and does so repeatedly in a large x.
+ *           Every block stores its result. The last block of an expert waits for the results of the expert's other
+ *           blocks and combines them. GPUs start blocks in the order of their indices, so those blocks have started. No
+ *           other block waits, and no launch has to clear memory.
  * Bound:    each value read once -> memory bound.
  * Numerics: maximum of integers and sum of whole numbers, so the order of the blocks does not matter. */
 #include "kernels/cuda/parts/vec8.cuh"

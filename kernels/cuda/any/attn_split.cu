@@ -6,10 +6,10 @@
  *   table [P, W] f32: cos [W/2], then sin [W/2]. T may be 0.
  * Needs: A a multiple of 8 up to 256, W even and at most A, 16-byte aligned rows, 0 <= pos < P (an invalid position
  *   traps).
- * Grid: a block of 256 has one head; a warp has two tokens, whose loads are issued together. A thread has 8 channels.
- *   It loads those that they are paired with too: 16 bytes where W is a multiple of 16, otherwise one by one. 70 to 74
- *   registers on sm_90a, no spills.
- * Bound: forward 4 bytes per value of qkv, backward 4 and 2 per value of q and k: memory bound.
+ * Grid: a block of 256 has one head; a warp has two tokens, whose loads are issued together. A thread has 8 channels
+ *   and also loads the channels that they are paired with: 16 bytes where W is a multiple of 16, otherwise one by one.
+ *   70 to 74 registers on sm_90a, no spills.
+ * Bound: forward 4 bytes per value of qkv, backward 4, and 2 more per value of q and k: memory bound.
  * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight. */
 #include "kernels/cuda/parts/rope.cuh"
 

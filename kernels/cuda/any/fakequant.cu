@@ -6,9 +6,9 @@
  *           [E, out, in / block]; top [E] f32. E, out, in may be 0; E at most 65535.
  * Needs:    in a multiple of 8 and 16-byte aligned tensors for the kernels that move eight values at a time; others
  *           take a thread per block, or per byte of codes where there are no blocks.
- * Grid:     [ceil(out * in / 8192), E] blocks of 256 threads; a thread has 8 values in flight 4 times. It loads them
- *           first; then one thread computes what depends on the expert alone. The lanes of a block of 16, 32 or 128
- *           values are neighbours, find its largest magnitude by shuffles and share the work on the scales.
+ * Grid:     [ceil(out * in / 8192), E] blocks of 256 threads; a thread loads 4 times 8 values first; then one thread of
+ *           the block computes what depends on the expert alone. The lanes of a block of 16, 32 or 128 values are
+ *           neighbours, find its largest magnitude by shuffles and share the work on the scales.
  * Bound:    fake_quant: each value read and written once; pack: read once, codes and scales written -> memory bound. At
  *           4.1 TB/s and bf16 about 27 instructions per value fit into the time of a copy; NVFP4 has 19: 3 for the
  *           quotient (short_quotient), 8 for both roundings and the product, 5 for the scale of the block, 3 others.

@@ -3,9 +3,10 @@
  * Math: kernels/ops/ops.h. Row m: s = e4m3_row_step(max |x|), codes e4m3(x / s), to nearest even. A row of a token is
  *   written once for each of its J experts.
  * Needs: rows of a multiple of 8 elements, 16-byte aligned; MXFP4 for the experts' codes.
- * Grid: rows: one block of 128 threads per row, which holds 3072 or 6144 columns in registers (39, 54; no spills);
- *   codes: blocks of 32 x 32 elements, transposed through shared memory, once, while the model is loaded.
- * Bound: rows from tokens 2*T*D + T*J*(D + 4) bytes, others 3*M*K + 4*M: memory bound.
+ * Grid: rows: one block of 128 threads per row, which holds up to 3072 or 6144 columns in registers (39 or 54
+ *   registers, no spills); codes: blocks of 32 x 32 elements, transposed through shared memory, once, while the model
+ *   is loaded.
+ * Bound: rows of tokens of width D 2*T*D + T*J*(D + 4) bytes, rows in expert order 3*M*D + 4*M: memory bound.
  * Numerics: bitwise those of kernels/format/minifloat.h. */
 #include <cuda_fp8.h>
 

@@ -2,7 +2,7 @@
  * one pass.
  *
  * Math:     act[m] = bf16(Q(h)), h = bf16(glu(pre[m])), Q with one amax for all rows (kernels/format/fakequant.h).
- *           Without a gate (GLU_RELU2) in two passes, of glu.cu and fakequant.cu.
+ *           GLU_RELU2, which has no gate, takes two passes: glu.cu, then fakequant.cu.
  * Shapes:   act [M, F], pre [M, 2F] bf16; amax [1] f32. M may be 0.
  * Needs:    F a multiple of 8 and of the format's block; contiguous, 16-byte aligned rows.
  * Grid:     256 threads, 8 columns of a row each. The lanes of a block of 16, 32 or 128 columns are neighbours and find

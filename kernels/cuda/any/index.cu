@@ -260,7 +260,7 @@ static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins<BLO
             above += b->list[j] > b->list[i];
             equal += b->list[j] == b->list[i];
         }
-        if (above < b->rank && b->rank <= above + equal) b->limit = b->list[i]; /* all that write store the same value */
+        if (above < b->rank && b->rank <= above + equal) b->limit = b->list[i]; /* all that write store one value */
     }
     __syncthreads();
     *limit = b->limit;

@@ -3,7 +3,7 @@
  * Math: kernels/preference_value.h.
  * Shapes: nll [N] f32; cu [A+1], first, good [A] i32; logps, reference [A, 2] f64; weight [A, 2] f32; dx [T, D] bf16.
  * Grid: answer_sums a warp per answer; preference one block, a thread per pair or row; scale_labels a block per label.
- * Bound: scale_labels 4 N D bytes; the others are latency.
+ * Bound: scale_labels 4 N D bytes; the other kernels are bound by latency.
  * Numerics: f64 in a fixed order; sums over pairs in their order, as on the CPU. */
 #include "kernels/cuda/parts/rows.cuh"
 #include "kernels/preference_value.h"

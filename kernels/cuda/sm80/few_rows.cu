@@ -10,7 +10,7 @@
  *   and d + 4 for one matrix of more than 8192 columns). A thread copies the weights that it decodes to shared memory
  *   by cp.async, some tiles ahead. Packed experts: two teams, which share the rows of a in shared memory. MT 1 (bf16)
  *   or 2, NT 1 or 2. 128 registers.
- * Bound: bytes of W; about 2.4 instructions per value of MXFP4 and 4 of NF4, whose codes are looked up in registers,
+ * Bound: bytes of W; about 2.4 instructions per value of MXFP4 and 4 of NF4. Codes of NF4 are looked up in registers,
  *   those of NVFP4 in shared memory.
  * Numerics: f32 sums over the steps of a warp, of which the last begins with the adapter, then over the warps in order,
  *   bias and residual; one rounding. */

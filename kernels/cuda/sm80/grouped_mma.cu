@@ -5,12 +5,12 @@
  * Grid: persistent, as many blocks as the GPU holds; block i processes tiles i, i + grid, ... of find_tile. Tiles of
  *   128 rows, depth 32 per step; a warp has 64 x 64, in thin tiles 16 x 64. Pair: 128 columns, 4 warps, 3 stages of 16
  *   KiB, two blocks per SM of 100 KiB (8.6, 8.9, 12.0). Deep pair: 5 stages, for 164 KiB or more. Thin: 64 columns, 8
- *   warps, 4 stages of 12 KiB, for n_out <= 64. Of two blocks one multiplies while the other has its
- *   epilogue or a barrier. Copies run STAGES - 1 steps ahead, over the ends of products and of tiles. A warp has two
- *   sets of fragments: while it multiplies 16 of the depth it fetches the next 16. The barrier for the next step is
- *   between the two halves of this step, so the second half fetches from the next step. The code of a half has no
- *   branches, so operands are in registers at every product. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no
- *   spills, but 48 bytes in the GLU's backward.
+ *   warps, 4 stages of 12 KiB, for n_out <= 64. Of two blocks one multiplies while the other has its epilogue or a
+ *   barrier. Copies run STAGES - 1 steps ahead, over the ends of products and of tiles. A warp has two sets of
+ *   fragments: while it multiplies 16 of the depth it fetches the next 16. The barrier for the next step is between the
+ *   two halves of this step, so the second half fetches from the next step. The code of a half has no branches, so
+ *   operands are in registers at every product. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no spills, but 48
+ *   bytes in the GLU's backward.
  * Bound: tensor cores: per tile and depth (128 + 128) * 2 bytes, mostly from L2, and 2*128*128 FLOP; the tiles of a
  *   band of 16 row tiles share rows of a, those of a column share b. A step of two blocks writes 32 KiB to shared
  *   memory and reads 64: 768 clocks; its products take 1024 at the rate of compute capability 8.0, 2048 on 8.6, 8.9 and

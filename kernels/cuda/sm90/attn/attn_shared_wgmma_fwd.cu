@@ -6,8 +6,8 @@
  *   512 sums, 256 columns each, 128 registers. Tiles of 64 keys in two slots of 64 KiB; with the queries and weights
  *   209 KiB.
  * Schedule: the third warpgroup copies tiles, and the next token's queries as soon as all scores of this token are
- * computed. The first issues the scores of tile i + 1, then weights times keys of tile i; while these run, it computes
- * the weights of tile i + 1.
+ *   computed. The first issues the scores of tile i + 1, then weights times keys of tile i; while these run, it
+ *   computes the weights of tile i + 1.
  * Bound: per tile wgmma 2048 clocks per SM; copies from L2 64 KiB, 24 bytes per clock. With a window alone, memory:
  *   4*T*H*A bytes.
  * Numerics: f32 sums; weights rounded to bf16; no atomics, bitwise repeatable. */

@@ -6,10 +6,11 @@
  *   fixed order. Three warpgroups: dq, the terms of dk into a row, and those out of it, which the last one adds.
  *   Operands a are in registers, b in tiles that TMA loads, dO, X and Y one value head ahead. 217 KiB; 168 registers,
  *   36 bytes of spills.
- * The gradient of g is a sum over the rows after it of dG, whose terms of a pair of rows cancel unless one is before
- *   the row and one is after. They cancel in f32 only if both have the same bits: the kernel sums the rows and the
- *   columns of the same matrix, without its diagonal, and takes no product that was rounded in between. (Computed from
- *   <q, dq> and <k, dk>, da of a head that forgets within a token has an error larger than da.)
+ * The gradient of g in a row is the sum of dG from this row on. A pair of rows adds two terms to dG, which cancel in
+ *   this sum unless it contains only one row of the pair. They cancel in f32 only if both have the same bits: the
+ *   kernel sums the rows and the columns of the same matrix, without its diagonal, and takes no product that was
+ *   rounded in between. (Computed from <q, dq> and <k, dk>, da of a head that forgets within a token has an error
+ *   larger than da.)
  * Bound: per chunk and value head 112 KiB, per chunk and key head 32 KiB read and 32 KiB written; 17 MFLOP.
  * Numerics: f32 sums; X, Y, S, E and the decayed dots are rounded to bf16. No atomics, bitwise repeatable. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"

@@ -1,8 +1,8 @@
 /* delta_wgmma_scan.cu - gated delta rule on Hopper: the recurrence over the chunks of a sequence (math:
  * delta_wgmma.cuh), forward (O, or X and the states) and backward (Y and E).
  *
- * Shapes: o, dout [T,N*128], dv inside dqkv [T,C], x [T,N*128], states and grads [slots,N,128,128], all bf16. Needs:
- *   sm_90a, rows aligned to 16 bytes.
+ * Shapes: o, dout [T,N*128], dv inside dqkv [T,C], x [T,N*128], states and grads [slots,N,128,128], all bf16.
+ * Needs: sm_90a, rows aligned to 16 bytes.
  * Grid: a block per sequence and value head, with two warpgroups that share its tiles and have 64 value columns each;
  *   columns of a state do not depend on each other. Where there are at most half as many blocks as SMs, a block per
  *   warpgroup, with the same bits. A warpgroup holds 64 columns of S^T, or E^T, in f32 accumulators. The operand a of

@@ -8,8 +8,9 @@
  *   grouped_parts.cuh. A dense layer has up to 64 parts per slab: finish_kernel adds them, in many blocks.
  * Needs: sm_90a; n_wide and ld_wide multiples of 8, 16-byte aligned rows.
  * Grid: (n_row / share + n_exp, slabs) blocks of 256 threads, two per SM; blocks beyond the last part return at once.
- *   Slab by slab, so that the columns of gathered rows that concurrent blocks read stay in L2. Three stages of 32 KiB,
- *   all of them loading at first, then two, by cp.async. At most 128 registers, no spills. finish_kernel: 32 registers.
+ *   Blocks run slab by slab, so that the columns of gathered rows that concurrent blocks read stay in L2. Three stages
+ *   of 32 KiB, all of them loading at first, then two, by cp.async. At most 128 registers, no spills. finish_kernel: 32
+ *   registers.
  * Bound: 2 * M * n_wide bytes, twice with g.rows, and 8 * M * r for each slab: memory bound.
  * Numerics: f32 sums over the columns of a slab, then over the slabs in order, rounded once; over the rows of a part,
  *   then over the parts in order. They depend only on the shapes and offs. */

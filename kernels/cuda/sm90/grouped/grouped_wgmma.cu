@@ -16,8 +16,8 @@
  * elements are zeros: depth that is no multiple of 64, columns, LoRA ranks.
  *
  * Compiling: ptxas makes wgmmas wait for each other, and says so (C7515), when it cannot see that only wgmmas write
- * sums between the first product of a tile and the last: so r > 0 stands before the loop over r, and clear() is not
- * moved. */
+ * sums between the first product of a tile and the last: so the test r > 0 is before the loop over r, and the compiler
+ * cannot move clear(). */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
