@@ -83,7 +83,8 @@ static void added_flags(void **state)
     tokenizer_free(tok);
 }
 
-/* A token of 40,000 bytes, and texts that nearly have it at every byte: hours when each place is compared anew. */
+/* A token of 40,000 bytes, and texts that nearly contain it at every byte. A search that compares anew at each byte
+ * takes hours. */
 static void long_added(void **state)
 {
     (void)state;
@@ -116,7 +117,8 @@ static void long_added(void **state)
     mem_free(text);
 }
 
-/* Tokens that are white space and take it too: hours when each of them looks through the rest again. */
+/* A text of spaces, and an added token " " that also absorbs white space beside it. A tokenizer that scans the
+ * remaining spaces again for each token takes hours. */
 static void long_space(void **state)
 {
     (void)state;
@@ -176,8 +178,8 @@ static struct tokenizer *chars_with(const struct text_buf *steps)
     return tok;
 }
 
-/* Eight replacements of one byte by 31 would make 8e11 bytes of one. Others grow a text and shrink it again: the budget
- * is of all sections together, not of each. */
+/* Eight replacements of one byte by 31 would make 8e11 bytes from one. Other steps grow a text and shrink it again: the
+ * budget counts all sections of a text together. */
 static void growing_normalizer(void **state)
 {
     (void)state;

@@ -80,7 +80,7 @@ static void other_encodings(void **state)
     rows_refused(rows_write_text(big, sizeof(big) - 1), &opt, "rows.jsonl: UTF-16, not UTF-8: convert it");
 }
 
-/* An error in a row that columns turned into another form names its line. */
+/* An error in a row that data.columns converts names the row's line. */
 static void bad_rows_of_columns(void **state)
 {
     (void)state;
@@ -101,7 +101,8 @@ static void bad_rows_of_columns(void **state)
     }
 }
 
-/* Earlier turns beside the columns of the last one, as ms-swift writes them: read, absent, or an error. */
+/* A column `history` of earlier turns, as ms-swift writes it: read if data.columns maps it, otherwise an error; it may
+ * be absent. */
 static void history_beside_columns(void **state)
 {
     (void)state;
@@ -117,7 +118,8 @@ static void history_beside_columns(void **state)
     snprintf(text, sizeof(text), "%s{\"q\": \"b\", \"a\": \"c\"}\n", last);
     rows_load(&ds, rows_write(text), &opt);
     assert_int_equal(ds.n_bad, 0);
-    assert_int_equal(ds.n_docs, 3); /* an answer as history ends in another token: a sample for each */
+    assert_int_equal(ds.n_docs,
+                     3); /* an earlier answer ends in another token than a last one, so each answer is a sample */
     dataset_free(&ds);
 }
 

@@ -63,8 +63,8 @@ static void check(const struct text_buf *t, struct json c, const char *name)
         }
 }
 
-/* The text of a case, in r until its next one. Only rows that transformers would not take are rewritten for the
- * template. */
+/* The text of a case, which r holds until the next call. Only the rows that transformers would refuse are rewritten for
+ * the template. */
 static const struct text_buf *read_case(struct chat_reader *r, struct json c)
 {
     static const char *const rewritten[] = {"null is absent", "no calls"};
@@ -378,7 +378,8 @@ static void deepseek_samples(void **state)
                    "why a</think>a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
 }
 
-/* Reasoning in the content goes where a field with it would: no second <think>, and a count where it is not shown. */
+/* Reasoning at the start of a content is treated as the field `reasoning_content`: no second <think>, and a count of
+ * answers whose reasoning the template does not show. */
 static void deepseek_takes_reasoning_from_the_content(void **state)
 {
     (void)state;

@@ -21,7 +21,8 @@
 #define PLAIN                                                                                                          \
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}"                                     \
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-/* Like Mistral's v3: the system prompt stands in the last question, and only where that is the last message. */
+/* Like Mistral's v3: the template writes the system prompt into the last question, and only where this question is the
+ * last message. */
 #define LAST_QUESTION                                                                                                  \
     "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% set rest = messages[1:] %}{% else %}"    \
     "{% set rest = messages %}{% endif %}<s>{% for m in rest %}{% if m.role == 'user' %}"                              \
@@ -48,8 +49,8 @@
 #define PLAIN_QA                "<|user|>q<|im_end|><|assistant|>[[a<|im_end|>]]"
 
 struct row {
-    const char *template, *row, *expected; /* NULL: gpt-oss's (rows_chat); samples, loss in [[ ]], "/" between them; or
-                                              "!" and words of the error */
+    const char *template, *row, *expected; /* template: NULL is gpt-oss's (rows_chat). expected: the samples with loss
+                                              in [[ ]] and "/" between them, or "!" and words of the error */
 };
 
 static struct chat_template *load(const char *text)
@@ -113,7 +114,7 @@ static void check_all(const struct row *rows, int64_t n, struct row_options opt)
     for (int64_t i = 0; i < n; i++) check(&rows[i], opt);
 }
 
-/* A part that its text lacks: the row is refused, whatever the part is. */
+/* A row is refused if the rendered text lacks any part of it. */
 static void dropped_parts(void **state)
 {
     (void)state;
@@ -169,7 +170,7 @@ static void gptoss_names_dropped_parts(void **state)
     check(&(struct row){NULL, row, lost}, (struct row_options){0});
 }
 
-/* data.dropped = warn trains what is left, but never an answer of which nothing is written. */
+/* With data.dropped = warn the rest of a row is trained, except answers of which the template writes nothing. */
 static void dropped_parts_with_a_warning(void **state)
 {
     (void)state;
@@ -285,7 +286,7 @@ static void contents(void **state)
     check_all(rows, MT_LEN(rows), (struct row_options){0});
 }
 
-/* Numbers are text where the template takes only that; an object that it leaves out is not silent. */
+/* Numbers become text where the template takes only text. An object that the template leaves out is an error. */
 static void contents_that_are_no_text(void **state)
 {
     (void)state;
@@ -364,7 +365,7 @@ static void gptoss_calls_with_reasoning(void **state)
     check(&whole, (struct row_options){.whole = true});
 }
 
-/* A template that leaves out the reasoning that a content begins with. */
+/* A template that removes reasoning from the start of a content. */
 static void reasoning_in_contents(void **state)
 {
     (void)state;
@@ -418,7 +419,8 @@ static void calls_and_tools(void **state)
     (void)state;
 #define CALLED_F     "<|user|>q<|assistant|>[[<c>{\"name\": \"f\", \"arguments\": {}}</c><|im_end|>]]"
 #define CALLS(value) ROW(Q "," MX("assistant", "", "\"tool_calls\": " value))
-/* As Mistral and DeepSeek: a message with the key is a call, and a call has all keys. */
+/* Like Mistral and DeepSeek: a message with the key `tool_calls` is a call, and the template needs all keys of a call.
+ */
 #define STRICT_CALLS                                                                                                   \
     "{% for t in tools or [] %}<t>{{ t.function.name + t.function.description }}</t>{% endfor %}"                      \
     "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls is defined %}{% for c in m.tool_calls %}"               \
@@ -490,8 +492,8 @@ static void calls_and_tools(void **state)
     chat_template_free((struct chat_template *)(uintptr_t)opt.chat);
 }
 
-/* The system prompt that a template writes into the last question is where it is at inference; where it cannot be, the
- * row is refused. */
+/* A template that writes the system prompt into the last question: each sample has it where it is at inference. Where
+ * that is impossible (one text for all answers), the row is refused. */
 static void system_prompt_in_the_last_question(void **state)
 {
     (void)state;
@@ -577,7 +579,7 @@ static void rows_without_answers(void **state)
     chat_template_free((struct chat_template *)(uintptr_t)opt.chat);
 }
 
-/* With an end of turns that is not the tokenizer's eos_token, and prompts that open a block of reasoning. */
+/* Named templates whose turns do not end with the tokenizer's eos_token, or whose prompt opens a block of reasoning. */
 static void loss_of_named_templates(void **state)
 {
     (void)state;

@@ -264,8 +264,9 @@ static void role_token_ends_turn(void **state)
     text_free(&got);
 }
 
-/* A call's arguments that no template can use; what counts as a call without arguments; a template that leaves strings
- * out; one that takes both forms, and gets what the row has; one that would write a string as JSON of a string. */
+/* Arguments of calls as objects and as strings: strings that are no JSON of an object; empty and null arguments;
+ * templates that skip strings, that take both forms (they get the row's), and that would write a string as JSON of a
+ * string. */
 static void arguments_of_calls(void **state)
 {
     (void)state;
@@ -327,7 +328,7 @@ static void files_that_are_no_template(void **state)
     }
 }
 
-/* Loading a template renders short conversations, of which this one writes nothing. */
+/* Loading a template renders short conversations. This template writes nothing for them. */
 static void template_that_may_write_nothing(void **state)
 {
     (void)state;
@@ -340,7 +341,7 @@ static void template_that_may_write_nothing(void **state)
     text_free(&got);
 }
 
-/* With loss on everything or on the last answer, the token is appended too. */
+/* The next role's token is also appended with loss on everything and with loss on the last answer. */
 static void role_token_with_other_losses(void **state)
 {
     (void)state;
@@ -413,7 +414,8 @@ static void empty_blocks(void **state)
     (void)state;
     static const struct {
         const char *template, *messages;
-        int64_t n_empty[2]; /* split, whole: there, an earlier answer has an empty block instead of reasoning */
+        int64_t n_empty[2]; /* with a sample per answer; with one text for all answers, in which earlier answers have an
+                               empty block instead of reasoning */
     } rows[] = {
         {EMPTY_BLOCK, U("a") "," A("b", "") "," U("c") "," A("d", ""), {2, 2}},
         {EMPTY_BLOCK, U("a") "," A("b", R) "," U("c") "," A("d", ""), {1, 2}},

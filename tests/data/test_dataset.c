@@ -619,7 +619,7 @@ static void untrained_answers(void **state)
     dataset_free(&ds);
 }
 
-/* A turn of sharegpt, a call too, says in the three ways of a message that it carries no loss. */
+/* A turn of ShareGPT, also a function call, can carry the three keys of messages that switch its loss off. */
 static void untrained_turns(void **state)
 {
     (void)state;

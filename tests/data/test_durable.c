@@ -98,8 +98,9 @@ static void add_pending(const char *path, bool renamed)
     snprintf(pending[n_pending++].dir, MT_PATH, "%s", whole);
 }
 
-/* Before a rename the names of earlier ones are on the disk, but for entries that are archived one by one; those of
- * new directories are before one beside them. */
+/* Before a rename, the directories of earlier renames must have been synced, except hidden ones, into which an archive
+ * moves entries one by one. The parent of a new directory must have been synced before the next rename in the same
+ * parent. */
 static void check_pending(const char *to)
 {
     for (int64_t i = 0; i < n_pending && !problem[0]; i++) {
@@ -136,8 +137,8 @@ static void watch(void)
     problem[0] = 0;
 }
 
-/* At least n renames since `watch`; each of a temporary name came after the fsync of all that it named, and each before
- * the fsync of its directory. */
+/* Checks that there were at least n renames since `watch`, that everything under a temporary name was synced before its
+ * rename, and that the directory was synced after each rename. */
 static void assert_durable(int64_t n)
 {
     watching = false;

@@ -329,7 +329,8 @@ static void atomic_write(void **state)
     assert_non_null(strstr(err.msg, "/taken: a directory, not a file: choose the name of a new file"));
 }
 
-/* As when two runs write one cache. A file that a killed process left is written anew. */
+/* Two writers of one file, as when two runs write one cache: the second gets an error. The temporary file of a killed
+ * process is overwritten. */
 static void one_process_writes(void **state)
 {
     (void)state;

@@ -419,7 +419,7 @@ static void put_small(const char *dir, const char *name, const char *text)
     put_text(path, text, (int64_t)strlen(text));
 }
 
-/* A repository of n files in the cache, with an index that names them all, and with a mark of each. */
+/* A repository of n files in the cache, with an index that names them all, and a line in moetrain-verified for each. */
 static void make_many(const char *dir, const char *names, int n)
 {
     char path[MT_PATH], target[128], name[64], below[128];
@@ -455,7 +455,7 @@ static void make_many(const char *dir, const char *names, int n)
     json_out_free(&index);
 }
 
-/* The time for a repository is linear in its files: with time in their square 30,000 took minutes. */
+/* The time for a repository is linear in its number of files. A quadratic algorithm took minutes for 30,000. */
 static void test_many_files(void **state)
 {
     (void)state;
@@ -497,7 +497,8 @@ static void test_kimi(void **state)
     assert_int_equal(hub_requests("modeling_kimi", "") + hub_requests("a.jinja", ""), 0);
 }
 
-/* The parquet files of a split, when their names say that these are all of it; else the viewer is asked. */
+/* moetrain takes the parquet files of a split if their names show that the split is complete. Otherwise it downloads
+ * rows from the viewer. */
 static void test_shards(void **state)
 {
     (void)state;

@@ -180,7 +180,7 @@ static void work_by_size(void **state)
     text_free(&t);
 }
 
-/* Integers beyond 64 bits are printed as Python does, which has them; arithmetic makes reals of them. */
+/* Integers beyond 64 bits are printed digit by digit, as Python prints them; arithmetic converts them to doubles. */
 static void wide_numbers(void **state)
 {
     (void)state;
@@ -645,8 +645,8 @@ static void additional_templates(void **state)
     assert_rendered(dir, NULL, row, "G");
 }
 
-/* As in transformers: special_tokens_map.json decides where no added_tokens_decoder is; tokens of other names;
- * templates by name. */
+/* As in transformers: special_tokens_map.json gives the special tokens if tokenizer_config.json has no
+ * added_tokens_decoder. Special tokens with other names; a template for rows with tools. */
 static void special_tokens(void **state)
 {
     (void)state;

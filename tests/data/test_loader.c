@@ -292,7 +292,8 @@ static void packs_stay_shuffled(void **state)
     }
     loader_close(l);
     double early = (double)tokens[0] / (double)docs[0], late = (double)tokens[1] / (double)docs[1];
-    assert_close(early, late, 0.05); /* 2000 documents each, deviation 18 of one: 3.5 deviations of the difference */
+    assert_close(early, late, 0.05); /* 2000 documents in each half, whose lengths have a standard deviation of 18: the
+                                        bound is 3.5 standard deviations of the difference */
     dataset_free(&ds);
 }
 
@@ -332,7 +333,8 @@ static void sized_dataset(struct dataset *ds, int64_t n_docs, const int64_t *siz
     ds->mask = mem_array(ds->n_tokens, 1);
 }
 
-/* A million epochs are counted from one where all are equal; others are packed one by one. */
+/* The steps of a million epochs are computed from one epoch if all epochs have equal packs. Otherwise each epoch is
+ * packed. */
 static void steps_of_epochs(void **state)
 {
     (void)state;

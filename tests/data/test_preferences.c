@@ -208,7 +208,8 @@ static void bad_rows(void **state)
     }
 }
 
-/* Texts with a system prompt: as the message says, and left out; a key without text says nothing. */
+/* A row of texts with a key `system`: with a warning the loader drops the prompt; with the columns that the message
+ * recommends it trains it. An empty text counts as absent. */
 static void system_beside_texts(void **state)
 {
     (void)state;

@@ -299,7 +299,8 @@ static void shards(void **state)
     assert_string_equal(err.msg, "tensor `a` is in two files, " M0 " and " M1);
 }
 
-/* The index decides between copies; what it names and no file has matters where it is read. */
+/* The index decides which of two copies of a tensor is read. A tensor that the index names and no file has is an error
+ * only when it is read. */
 static void stale_indexes(void **state)
 {
     (void)state;
@@ -340,7 +341,7 @@ static void stale_indexes(void **state)
     safetensors_close(&st);
 }
 
-/* A file holds as many tensors as fit `most` bytes, and a larger one alone. */
+/* A file has as many tensors as fit into `most` bytes; a larger tensor has a file to itself. */
 static void shards_hold_at_most(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_special_text.c - special tokens that the contents of a conversation spell: kept, refused, or tokenised as text.
- */
+/* test_special_text.c - special tokens spelled out in the contents of a conversation: kept, refused, or tokenised as
+ * text. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -85,7 +85,7 @@ static void contents(void **state)
     chat_template_free(t);
 }
 
-/* A template that does something else where a content has a special token. */
+/* A template that renders differently if a content has a special token. */
 static void templates_that_read_them(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_tables.c - data files that are not JSON: the same rows as pandas, datasets and pyarrow write them
- * (tests/parity/make_tables.py) give the tokens of the JSONL; CSV by the letter of RFC 4180; texts; folders, patterns;
- * the first rows. */
+/* test_tables.c - data files that are not JSON: files that pandas, datasets and pyarrow wrote
+ * (tests/parity/make_tables.py) give the tokens of the JSONL with the same rows; CSV by RFC 4180; texts; folders,
+ * patterns; the first rows. */
 #define _GNU_SOURCE /* memfd_create */
 #include "tests/rows.h"
 
@@ -323,7 +323,7 @@ static void python_literals(void **state)
     text_free(&out);
 }
 
-/* Lists as text are in JSONL too, under mapped columns and as prompts. */
+/* JSONL too may have lists as text (Python's notation): in `messages`, under mapped columns and as prompts. */
 static void lists_as_text(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_tiktoken.c - Kimi's tiktoken.model: ids equal those of tiktoken 0.14 with Kimi's pattern and cuts
- * (tests/parity/make_tiktoken_vectors.py writes them); damaged files; other tokenizers are named. */
+/* test_tiktoken.c - Kimi's tiktoken.model: ids equal those of tiktoken 0.14 with Kimi's pattern and Kimi's cuts of long
+ * texts (tests/parity/make_tiktoken_vectors.py writes them); damaged files; errors that name other tokenizers. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -63,7 +63,7 @@ static void names(void **state)
     tokenizer_free(tok);
 }
 
-/* Cuts of long texts: number of ids, and the sum of position times id. */
+/* Long texts, which are cut before encoding: number of ids, and the sum of position times id. */
 static void long_texts(void **state)
 {
     (void)state;

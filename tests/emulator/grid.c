@@ -143,8 +143,8 @@ static void set_pc(struct warp *w, uint32_t mask, int32_t pc)
     for (; mask; mask &= mask - 1) w->pc[__builtin_ctz(mask)] = pc;
 }
 
-/* The lanes at the lowest instruction, and the next one where others are; 0: no lane can run. Lanes whose wait failed
- * run again after the others, which it may wait for. */
+/* Returns the lanes at the lowest instruction, 0 if no lane can run; *other is the next instruction at which there are
+ * lanes. Lanes whose wait failed run again after the others, for which they may be waiting. */
 static uint32_t choose(struct warp *w, int32_t *pc, int32_t *other)
 {
     uint32_t can = w->live & ~w->blocked, mask = 0;
@@ -165,7 +165,7 @@ static uint32_t choose(struct warp *w, int32_t *pc, int32_t *other)
     return can ? mask : 0;
 }
 
-/* The lanes `m` of a collective or barrier that must be there together; when some are missing, those that are there
+/* Whether all lanes of a collective or barrier have arrived with the lanes `m`. If not, the lanes that have arrived
  * wait. */
 static bool all_here(struct warp *w, const struct ins *i, uint32_t mask, uint32_t m, int32_t pc)
 {

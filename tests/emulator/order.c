@@ -163,7 +163,7 @@ static int64_t block_of(uint64_t record) { return (int64_t)(record >> (MASK_BITS
 static bool is_now(uint64_t record) { return record >> (64 - LAUNCH_BITS) == launch.number; }
 static bool is_checked(void) { return launch.n_blocks > 1 && launch.n_blocks <= MAX_BLOCKS; }
 
-/* Of the four bytes from `word` on, those of the access [first, end). */
+/* A mask of the bytes of the access [first, end) among the four bytes from `word` on. */
 static uint32_t bytes_of_word(uint64_t word, uint64_t first, uint64_t end)
 {
     uint32_t mask = (1u << MASK_BITS) - 1;

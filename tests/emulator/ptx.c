@@ -206,7 +206,8 @@ static void place_shared(struct parser *s, struct text kernel)
     s->dynamic_from = s->k->shared_bytes + later;
 }
 
-/* The number after a directive of the kernel's head, the product of several; 0: it is not there. */
+/* The number after a directive in the head of the kernel, or the product of several numbers; 0: the head lacks the
+ * directive. */
 static int head_number(const char *head, const char *name)
 {
     const char *p = strstr(head, name);
@@ -242,7 +243,8 @@ static struct kernel *translate_kernel(struct module *m, const char *name, const
     struct text names[MAX_PARAMS];
     k->name = strdup(name);
     s.function = (struct text){k->name, (int)strlen(k->name)};
-    s.regs = N_SPECIAL * ROW4 + ROW8 + ROW8; /* special registers, the address of the arguments, a place for `_` */
+    s.regs = N_SPECIAL * ROW4 + ROW8 +
+             ROW8; /* first come special registers, the address of the arguments, and a register for `_` */
     k->n_params = parameters(&s.p, &total, at, size, names);
     k->param_bytes = (int32_t)total;
     for (int j = 0; j < k->n_params; j++) {

@@ -48,9 +48,9 @@ struct ins {
     int32_t target;    /* of a branch or call */
     bool wide_address; /* the register of a shared address has 8 bytes */
     uint32_t keep;     /* bits that a narrow destination keeps */
-    int64_t imm;       /* added to an address; columns of wgmma; where a copy of arguments goes; of setmaxnreg */
-    int64_t imm2;      /* where a copy of arguments comes from; bytes of cp.async */
-    int64_t imm3;      /* added to the second address of cp.async; bytes of a copy of arguments */
+    int64_t imm;  /* added to an address; columns of wgmma; target of a copy of arguments; registers of setmaxnreg */
+    int64_t imm2; /* source of a copy of arguments; bytes of cp.async */
+    int64_t imm3; /* added to the second address of cp.async; bytes of a copy of arguments */
     const char *text;
     int32_t text_len, line; /* line of the source, 0: unknown */
 };

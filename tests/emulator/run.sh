@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # run.sh - runs the GPU tests of test groups in the emulator; exit status 1 when one fails.
 #   bash tests/emulator/run.sh BUILD_DIR hopper|ampere|ada|turn [GROUP ...]
-# BUILD_DIR was configured with -DMOETRAIN_EMULATOR=ON. turn: the GPU, and of attention the tests, whose turn it is by
-# the number of commits. On Hopper asynchronous operations are late, and warps run in random turns. Without GROUP: every
-# group whose kernels compute-sanitizer checks too (tests/gpu.sh).
+# BUILD_DIR was configured with -DMOETRAIN_EMULATOR=ON. turn: the number of commits chooses the GPU and, for attention,
+# the tests. On Hopper asynchronous operations are late, and warps run in random turns. Without GROUP: every group whose
+# kernels compute-sanitizer checks too (tests/gpu.sh).
 set -euo pipefail
 if [ $# -lt 2 ] || [ ! -x "$1/moetrain_test_emulated" ] || { [ "$2" != turn ] && [ ! -d "$1/fake_driver/$2" ]; }; then
     sed -n '3,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"

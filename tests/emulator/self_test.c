@@ -60,7 +60,7 @@ static const struct flag_test {
      BULK},
 };
 
-/* 0: as expected. The report on stderr goes to a file meanwhile. */
+/* Returns 0 if the kernel ends as expected. During the run stderr goes to a file, from which the report is read. */
 static int run(const struct test *t, const char *text, int bytes, uint32_t blocks, uint32_t threads)
 {
     const uint32_t grid[3] = {blocks, 1, 1}, block[3] = {threads, 1, 1};

@@ -71,7 +71,7 @@ static enum space space_of(struct text op)
                                      : GENERIC;
 }
 
-/* Barriers order the threads of a block, here: no order of that scope. */
+/* Order within a block (.cta) is not tracked, since barriers order the threads of a block here. */
 static uint8_t order_of(struct text op, int least)
 {
     if (contains(op, ".cta")) return 0;

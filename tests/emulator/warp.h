@@ -16,7 +16,7 @@ enum { N_BARRIERS = 16 };
 /* Why a warp does not run. */
 enum state { READY, AT_BARRIER, POLLING, DONE };
 
-/* A product of wgmma whose operands outside of registers are known. */
+/* A wgmma that was issued, with the descriptors of its operands in shared memory. */
 struct product {
     const struct ins *ins;
     uint64_t a, b; /* descriptors; a: unless it is in registers */
@@ -75,7 +75,7 @@ struct warp {
     const struct ins *at; /* the instruction that runs */
     int32_t polled;       /* place of the last failed wait */
     int registers;        /* of a lane, after setmaxnreg */
-    uint64_t fenced;      /* proxy.c: writes until then are visible to its wgmma, TMA and bulk copies */
+    uint64_t fenced;      /* proxy.c: writes up to this clock are visible to the warp's wgmma, TMA and bulk copies */
 };
 
 struct barrier {
@@ -86,8 +86,9 @@ struct barrier {
     uint64_t passed;          /* proxy.c */
 };
 
-/* order.c: the period of a block, and of every block the last one that it has received: known to its reads, seen by
- * relaxed loads, passed on by relaxed stores, visible to the async proxy. NULL: none */
+/* order.c: the period of this block, and for every block its last period that this block has received: known (visible
+ * to reads), seen (by relaxed loads), fenced (passed on by relaxed stores), async (visible to the async proxy). NULL:
+ * none */
 struct order {
     uint32_t period;
     uint32_t *known, *seen, *fenced, *async;
@@ -105,9 +106,10 @@ struct block {
     uint64_t random; /* state of draw() in grid.c */
     struct warp *warps;
     struct barrier barriers[N_BARRIERS];
-    int registers_left;     /* that setmaxnreg.dec released: the sum over the warps, for one lane of each */
+    int registers_left;     /* registers that setmaxnreg.dec released: sum over the warps of registers per lane */
     GROW(struct box) boxes; /* not yet copied */
-    /* proxy.c: the last write to every 16 bytes, or 0; what arrivals at an mbarrier there pass on; stores so far */
+    /* proxy.c, for every 16 bytes: written, the clock of the last write or 0; passed, the clock that arrivals at an
+     * mbarrier there pass on. clock: the number of stores so far */
     uint64_t *written, *passed, clock;
     jmp_buf stop; /* of a fault */
 };
@@ -130,14 +132,15 @@ static inline void *row(struct warp *w, const struct ins *i, int operand) { retu
 _Noreturn void fault(struct warp *w, int lane, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Host address of `bytes` bytes at address a of a lane; a fault when they are not all in one allocation. */
 char *reach(struct warp *w, int lane, enum space space, uint64_t a, int64_t bytes);
-/* proxy.c. p in shared memory; proxy_write: anywhere. proxy_replace: TMA or a bulk copy writes. */
+/* proxy.c. p is in shared memory, for proxy_write in any memory. proxy_replace: a write by TMA or a bulk copy. */
 void proxy_write(struct warp *w, const char *p, int64_t bytes);
 void proxy_replace(struct warp *w, const char *p, int64_t bytes);
 void proxy_read(struct warp *w, int lane, const char *p, int64_t bytes);
 void proxy_arrive(struct warp *w, uint64_t *passed);
 void proxy_wait(struct warp *w, uint64_t passed);
 uint64_t *proxy_of(struct warp *w, const uint64_t *bar); /* of an mbarrier */
-/* order.c: before a launch, and before a block. order: of the instruction. */
+/* order.c. order_launch is called before a launch, order_start before a block. `order`: the memory order of the
+ * instruction. */
 void order_launch(int64_t n_blocks);
 void order_start(struct block *b);
 void order_write(struct warp *w, const char *p, int64_t bytes);
@@ -145,7 +148,7 @@ void order_read(struct warp *w, int lane, const char *p, int64_t bytes, bool asy
 void order_stores(struct warp *w, const char *at, int order); /* before a store or atomic */
 void order_loads(struct warp *w, const char *at, int order);  /* after a load or atomic */
 void order_proxy_fence(struct warp *w);
-/* runtime.c: the allocation with all these bytes, or NULL. Of the device it has a record for every 4 bytes. */
+/* runtime.c: the allocation that contains all these bytes, or NULL. Device memory has a record for every 4 bytes. */
 struct allocation {
     uint64_t at;
     int64_t bytes;
@@ -176,7 +179,7 @@ void async_forget(struct block *b);                      /* before the next bloc
 void wgmma_run(struct warp *w, const struct product *p); /* matrix.c */
 void box_run(const struct box *x);                       /* memory.c */
 
-/* memory.c: one arrival, or `bytes` more or fewer to wait for, at an mbarrier in shared memory */
+/* memory.c, for an mbarrier in shared memory: counts one arrival; adds bytes to those it waits for, or removes them */
 void mbarrier_add(uint64_t *bar, int arrivals, int64_t bytes);
 
 #endif

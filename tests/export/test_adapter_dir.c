@@ -214,7 +214,8 @@ static void test_init_settings(void **state)
         (const char *const[]){"sets `layer_replication`, `use_qalora`; only LoRA and DoRA are read", NULL});
 }
 
-/* A run that continues has its own adapter: the first one may have changed. */
+/* A continued run takes the adapter of its checkpoint and does not read lora.init_from, whose adapter may have changed.
+ */
 static void test_init_of_a_run_that_continues(void **state)
 {
     (void)state;

@@ -71,7 +71,7 @@ static void each_format_has_its_own_use(void **state)
     mem_free(card);
 }
 
-/* In transformers an adapter of a model with a vision tower matches the class with all parts alone. */
+/* In transformers an adapter of a model with a vision tower fits only the class that has all parts. */
 static void a_model_with_a_vision_tower(void **state)
 {
     (void)state;
@@ -122,7 +122,7 @@ static void the_card_of_an_adapter_says_what_the_losses_are_of(void **state)
     }
 }
 
-/* PEFT compares the keys of patterns with names of modules alone, and experts are parameters. */
+/* PEFT matches the keys of rank_pattern only against names of modules; experts are parameters. */
 static void the_card_says_that_a_warning_is_wrong(void **state)
 {
     static const char warns[] = "PEFT 0.21 warns that keys of `rank_pattern` or `alpha_pattern` were ignored.";

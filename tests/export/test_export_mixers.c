@@ -29,7 +29,7 @@ static const char text_config[] =
     "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, \"linear_key_head_dim\": 16, "
     "\"linear_value_head_dim\": 12, \"rope_theta\": 10000000}";
 enum { KEY_ROWS = 2 * 2 * 16, VALUE_DIM = 12, VALUE_HEADS = 4, RANK = 3 };
-/* llama.cpp's value heads: the first of both key heads, then the second. */
+/* The order of value heads in llama.cpp: the first value head of each key head, then the second ones. */
 static const int64_t llama_head[VALUE_HEADS] = {0, 2, 1, 3};
 
 /* The case as a text-only checkpoint. */
@@ -188,7 +188,7 @@ static void vllm_has_the_names_of_each_class(void **state)
     safetensors_close(&st);
 }
 
-/* The row of the checkpoint for a row of llama.cpp: value heads of `dim` rows behind `before` rows. */
+/* The row of the checkpoint for a row of llama.cpp: `before` other rows, then value heads of `dim` rows each. */
 static int64_t row_in_checkpoint(int64_t row, int64_t before, int64_t dim)
 {
     return row < before ? row : before + llama_head[(row - before) / dim] * dim + (row - before) % dim;
@@ -263,7 +263,8 @@ static void merged_has_the_layout_of_the_source(void **state)
     safetensors_close(&source);
 }
 
-/* Of a checkpoint in F16 or F32: matrices that loading joins with an adapted one become bf16 too; others are copied. */
+/* In a merge of a checkpoint in F16 or F32, matrices that loading joins with an adapted one also become bf16; others
+ * are copied. */
 static void merged_can_be_loaded_when_a_part_is_adapted(void **state)
 {
     (void)state;
@@ -302,7 +303,8 @@ static void merged_can_be_loaded_when_a_part_is_adapted(void **state)
     }
 }
 
-/* Stacks become a matrix per expert, and config.json names every matrix that is not quantised, of other parts too. */
+/* Stacked experts become a matrix per expert. config.json names every matrix that is not quantised, also those of the
+ * vision tower and of multi-token prediction. */
 static void fp8_has_a_matrix_per_expert(void **state)
 {
     (void)state;
@@ -330,7 +332,7 @@ static void fp8_has_a_matrix_per_expert(void **state)
 /* ---- gated DeltaNet with fused matrices */
 
 #define FUSED "parity/qwen3_next"
-/* Its key heads, and the rows of one in in_proj_qkvz: q, k, then v and z of two value heads. */
+/* FUSED_KEYS key heads. The rows of a key head in in_proj_qkvz are q, k, then v and z of its two value heads. */
 enum { FUSED_KEYS = 3, FUSED_DIM = 16, FUSED_VALUES = 24, FUSED_GROUP = 2 * FUSED_DIM + 2 * FUSED_VALUES };
 
 /* The row of in_proj_qkvz for a row of q | k | v | z. */
@@ -380,7 +382,8 @@ static void fused_rows_have_the_order_of_each_reader(void **state)
     safetensors_close(&other);
 }
 
-/* Every row of in_proj_qkvz gets its own change: rows of another order would move by more. */
+/* The adapter changes each row of in_proj_qkvz differently. Rows in a wrong order would differ by more than the bound.
+ */
 static void fused_rows_are_merged_in_their_places(void **state)
 {
     (void)state;
@@ -588,7 +591,8 @@ static const char *changed(const char *dir, const struct safetensors *st, const 
 }
 
 /* DeepSeek-V4: the publisher's names, which the class in vLLM has too, and a pair of matrices per expert and
- * projection. The reader of adapters takes both kinds of names, and its errors have those of the file. */
+ * projection. The reader of adapters accepts the publisher's names and transformers'; its errors give the names of the
+ * file. */
 static void vllm_has_the_names_of_the_publisher(void **state)
 {
     enum { LAYERS = 3, EXPERTS = 6, WIDTH = 16 };
@@ -683,8 +687,8 @@ static void other_families_refuse_the_names_of_the_publisher(void **state)
     assert_says(err.msg, "the tensors have the names of DeepSeek-V4's publisher, and model.path is another model");
 }
 
-/* The same after training with model.quantize: what it packed is in the format of the source again. Experts that it
- * packed to MXFP4 are refused. */
+/* The same after training with model.quantize: the export has the packed matrices in the format of the source again.
+ * Experts packed to MXFP4 are refused. */
 static void merged_undoes_the_packing_of_the_load(void **state)
 {
     static const char *const formats[] = {NULL, "fp8", "bf16"};

@@ -95,7 +95,8 @@ static void trained_close(struct trained *t)
     device_close(&t->dev);
 }
 
-/* [E, out, in] f32 in dev->work: op_decode. n_part 3: q, k and v. */
+/* The matrices that training reads, by op_decode: [E, out, in] f32 in dev->work. A product of q, k and v has three
+ * parts. */
 static const float *trained_matrices(struct trained *t, const struct proj *product, const char *format)
 {
     struct err err;
@@ -192,7 +193,8 @@ static void mxfp4_has_the_codes_of_the_training(void **state)
     }
 }
 
-/* Without quantisation-aware training the nearest codes are searched, as before; they are not those of a training. */
+/* Without quantisation-aware training in this format the export writes the nearest codes. They differ from those of a
+ * run trained in the format. */
 static void other_runs_get_the_nearest_codes(void **state)
 {
     (void)state;
@@ -393,7 +395,7 @@ static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
     }
 }
 
-/* One scale for a matrix of any size: blocks of NVFP4 alone are of 16 values. */
+/* FP8 has one scale for a matrix, so its size need not be a multiple of 16; only NVFP4 has blocks of 16 values. */
 static void fp8_of_any_size_is_read_back(void **state)
 {
     (void)state;
@@ -467,7 +469,8 @@ static void blocks_divide_both_widths_of_experts(void **state)
     }
 }
 
-/* Magnitudes of the start, which here are those of W + s B A of another adapter: beside the adapter of the run. */
+/* With quant.amax = static the amax are those at the start of the run: here of W + s B A with the adapter of
+ * lora.init_from. They are stored beside the adapter of the run. */
 static void static_magnitudes_are_those_of_the_adapter(void **state)
 {
     (void)state;
@@ -556,8 +559,8 @@ static const char *train_v4(const char *experts, const char *weights, const char
     return ini;
 }
 
-/* Of every format that a warning or the end of a run recommends, the export succeeds. Where none has the weights of
- * training, the start of the run and the warning say so. */
+/* An export succeeds in every format that a warning or the end of a run recommends. If no format can hold the weights
+ * that training read, the start of the run and the warning say so. */
 static void only_exports_that_succeed_are_recommended(void **state)
 {
     static const struct {

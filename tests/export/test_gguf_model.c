@@ -287,7 +287,7 @@ static void refusals(void **state)
     assert_says(said.err, "--quantize q8_0 is for --to gguf-model alone");
 }
 
-/* What llama.cpp's code for a family fixes is refused where a model differs. */
+/* The export refuses a model that differs from what llama.cpp's code fixes for its family. */
 static void other_models(void **state)
 {
     (void)state;
@@ -317,7 +317,7 @@ static void refuse_lfm2(const struct arch *a, const char *words)
     assert_says(err.msg, words);
 }
 
-/* Layers with a convolution have no keys; llama.cpp tells them apart by that. */
+/* Layers with a convolution have 0 key heads, by which llama.cpp recognises them. */
 static void lfm2(void **state)
 {
     (void)state;

@@ -11,8 +11,8 @@
 static const char *dir;
 static char said[1 << 16];
 
-/* Runs peers.py with the options, in a shell after `prefix`; the script is run as the Python of the peers, with that of
- * the step as $1, the peer as $2. Returns the exit code. */
+/* Runs peers.py with the options, in a shell after `prefix`. `script` takes the place of the peers' Python: its $1 is
+ * the Python script of the step, $2 the peer. Returns the exit code. */
 static int run_after(const char *prefix, const char *script, const char *options)
 {
     char path[MT_PATH], command[3 * MT_PATH];

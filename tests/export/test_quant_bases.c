@@ -131,7 +131,7 @@ static void quantised_sources_are_merged(void **state)
     }
 }
 
-/* Quantising the values of codes again would round them again. */
+/* The export copies the codes of experts without adapters: quantising their decoded values would round them again. */
 static void experts_without_adapters_keep_their_codes(void **state)
 {
     (void)state;
@@ -174,7 +174,7 @@ static void config_has(const char *dir, const char *word, bool has)
     assert_int_equal(strstr(text, word) != NULL, has);
 }
 
-/* gpt-oss with ModelOpt's scales of activations, and the files beside it: a merge has none of them. */
+/* gpt-oss with ModelOpt's scales of activations and its quantisation files: a merge has neither. */
 static void nothing_of_the_source_s_quantisation_stays(void **state)
 {
     (void)state;
@@ -227,7 +227,7 @@ static void nothing_of_the_source_s_quantisation_stays(void **state)
 /* ---- damaged weights */
 
 #define LORA "base_model.model.model.layers.0.mlp.experts.base_layer."
-/* Overwrites the first bytes of a tensor of a file or of the configuration's model; n 0: all, with these 4 bytes. */
+/* Overwrites the first n bytes of a tensor of the file; n 0: all its bytes, by repeating 4 bytes. */
 static void damage_file(const char *path, const char *tensor, const void *bytes, size_t n)
 {
     struct safetensors st;
@@ -274,7 +274,7 @@ static void weights_that_are_not_finite(void **state)
     }
 }
 
-/* No quantiser writes scales below 0, and readers differ in what they make of them. */
+/* Negative scales are refused: no quantiser writes them, and readers interpret them differently. */
 static void scales_that_are_none(void **state)
 {
     (void)state;

@@ -258,7 +258,8 @@ static void test_gpt_oss_order(void **state)
     for (int i = 0; i < MT_LEN(down); i++) down[i] = f32_to_bf16((float)ldexp(test_value(6, (uint64_t)i), i / 64 % 7));
     swap(up_swapped, up, 2, D, 2 * F);
     swap(down_swapped, down, 2, F, D);
-    for (int i = 0; i < 4; i++) { /* the pair; the pair, packed; config.json alone; the order of other models */
+    for (int i = 0; i < 4; i++) { /* gate_up and down; the same, packed; a tensor that only config.json identifies as
+                                     gpt-oss's; the axes of other models */
         char out[MT_PATH];
         const bool usual = i == 3, alone = i == 2;
         snprintf(out, sizeof(out), "%s/order-%d.safetensors", dir, i);

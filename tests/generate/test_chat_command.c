@@ -18,7 +18,7 @@
 #define PLAIN                                                                                                          \
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] "    \
     "{% endif %}"
-/* Its prompts end with <think>: all that a model without </think> writes is reasoning. */
+/* Prompts of this template end with <think>. A model that never writes </think> writes nothing but reasoning. */
 #define THINKS                                                                                                         \
     "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}{# "        \
     "</think> #}"
@@ -177,7 +177,7 @@ static void both(void **state)
     assert_says(said.err, "train first, or give --adapter or --base");
 }
 
-/* A model in place of a configuration; samples follow from seed and turn. */
+/* A model's path in place of a configuration; seed and number of the turn determine samples. */
 static void sampled(void **state)
 {
     (void)state;

@@ -13,7 +13,8 @@
 
 static char in[MT_PATH], out[MT_PATH], text[1 << 16];
 
-/* The share of the subsets of k of n samples in which one of the first `right` is. */
+/* pass@k by counting: the share of the subsets of k of n samples that contain at least one of the first `right`
+ * samples. */
 static double counted(int n, int right, int k)
 {
     double all = 0, some = 0;
@@ -118,7 +119,7 @@ static void file(void **state)
     assert_says(said.err, "accuracy 100.0 % over 1 row,");
 }
 
-/* Ctrl-C: no result, the complete rows in the output, and a word that the command begins again. */
+/* Ctrl-C: no result, complete rows in the output, and a message that the same command starts anew. */
 static void interrupted(void **state)
 {
     (void)state;

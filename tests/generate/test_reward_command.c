@@ -151,7 +151,8 @@ static void at_the_same_time(void **state)
     end(r, fds);
 }
 
-/* What it answered before its end counts; the rest of the step is null; the next step has a new process. */
+/* Answers that a program gave before it failed count; other rows of the step are null; the next step has a new process.
+ */
 static void failures(void **state)
 {
     (void)state;
@@ -173,7 +174,7 @@ static void failures(void **state)
     }
 }
 
-/* One that serves a step and ends loses nothing, however often. */
+/* A program that answers one step and exits loses no row, in any number of steps. */
 static void one_step_each(void **state)
 {
     (void)state;
@@ -264,7 +265,7 @@ static void bad_answers(void **state)
     end(r, fds);
 }
 
-/* Whether the process runs; one that only waits for init to reap it does not. */
+/* Whether the process runs. A zombie, which only waits for init to reap it, does not. */
 static bool runs(const char *pid)
 {
     char path[64], state = 'Z';

@@ -287,7 +287,7 @@ static void json(void **state)
     JUDGE(ARGS(.kind = REWARD_JSON), rows);
 }
 
-/* Long texts of marks that begin and do not end take linear time; every text of a few bytes ends. */
+/* Long texts of opening marks without closing ones take linear time. Verifiers end for every text of a few bytes. */
 static void hostile(void **state)
 {
     (void)state;

@@ -26,7 +26,8 @@
 typedef void body_fn(struct comm *c, struct device *dev);
 static const char *backend = "cpu";
 
-/* HEARD_S: after it rank 0 knows the step, also on a busy machine; a heartbeat is sent every 1 to 1.25 s. */
+/* HEARD_S: after these seconds rank 0 has heard of a rank's step, also on a busy machine; ranks send a heartbeat every
+ * 1 to 1.25 s. */
 enum { MAX_RANKS = 5, TIMEOUT_S = 2, HEARD_S = 3 };
 
 /* The processes of one run. */
@@ -227,7 +228,8 @@ static void rows_of(struct comm *c, struct device *dev, const struct tensor land
     arena_release(&dev->work, mark);
 }
 
-/* Exchanges rows by NCCL or sockets, then by direct copies where supported; makes more calls than there are tickets. */
+/* Exchanges rows by NCCL or sockets, then by direct copies where supported; makes more calls than the COMM_TICKETS that
+ * may be open. */
 static void all_to_all(struct comm *c, struct device *dev)
 {
     const struct tensor land[2] = {arena_tensor_2d(&dev->work, DT_F32, MOST, WIDE),

@@ -66,12 +66,12 @@ static double nearest_integer(double v)
     return part > 0.5 || fmod(low, 2) != 0 ? low + 1 : low;
 }
 
-/* Of one block, or of one element of an expert with one scale. */
+/* Expected values of one block or, in formats with one scale per expert, of one element. */
 struct expected {
     double y[128];
     int code[128];
     int byte;           /* of the block's scale */
-    double factor, top; /* of the block's codes, of the expert */
+    double factor, top; /* scale of the block's codes; scale of the expert */
 };
 
 static void oracle_int(struct expected *o, const struct form *f, double amax, const double *x, int n)
@@ -203,7 +203,8 @@ static void fill(struct tensor x, float amax)
 }
 
 static const enum dtype types[] = {DT_BF16, DT_F16, DT_F32};
-/* Zero; around the rule for tiny ones; ties (a scale of 1 or a power of two); clipping; the data's; the largest. */
+/* amax of 0; around the limit below which amax counts as 0; with ties (a scale of 1 or a power of two); with clipping;
+ * of the data; the largest. */
 static const float amaxes[] = {0,   0x1p-25f, 0x1p-24f, 0x1.000002p-24f, 1e-40f, 1e-3f,       1,      7, 63.5,
                                127, 448,      2688,     65504,           1e30f,  0x1.fep127f, FLT_MAX};
 
@@ -335,8 +336,8 @@ static void test_division(void **state)
     }
 }
 
-/* short_quotient for e2m1: dividends around every midpoint of two values, a few units in the last place away from it
- * and from the middle of the floats beside it; divisors of all kinds, those included that e2m1_inverse leaves out. */
+/* short_quotient for e2m1: dividends a few units in the last place away from every midpoint of two values, and from the
+ * middle between that midpoint and the next float. Divisors of all kinds, also those that e2m1_inverse excludes. */
 static void test_e2m1_quotient(void **state)
 {
     (void)state;
@@ -412,7 +413,8 @@ static void test_amax(void **state)
     op_check_end(&dev);
 }
 
-/* One call for all experts, in place, is one call per expert; one amax for all is the same amax for each. */
+/* One call for all experts, in place, gives the bytes of one call per expert, and one amax for all experts those of the
+ * same amax for each. */
 static void test_grouped(void **state)
 {
     (void)state;
@@ -686,7 +688,8 @@ static void same_on_the_gpu(struct device *gpu, const char *name, const void *a,
     if (memcmp(host, host + n, (size_t)n)) fail_msg("%s: grouped is not one call per expert", name);
 }
 
-/* Stacks as large as those of published models: grouped is one call per expert, and the last expert the CPU's. */
+/* Stacks as large as those of published models: one call for all experts gives the bytes of one call per expert, and
+ * for the last expert those of the CPU. */
 static void published_size(struct device *gpu, const char *name, int64_t n_exp, int64_t n_out, int64_t n_in)
 {
     const struct fakequant q = parsed(name);

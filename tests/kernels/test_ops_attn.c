@@ -272,7 +272,7 @@ static void poison_stays_in_its_sequence(void **state)
     }
 }
 
-/* A NaN in a key reaches lse only of the queries that attend to it. */
+/* A NaN in a key reaches only the lse of queries that attend to this key. */
 static void nan_stays_visible(void **state)
 {
     (void)state;
@@ -399,7 +399,7 @@ static const struct gpu_case {
     {{5, 1, 512, 0, 70, false, 3, {130, 1, 140}}, 0},
     {{4, 2, 512, 0, 0, false, LENGTHS}, 0},
     {{64, 1, 512, 0, 0, true, 2, {5, 70}}, 0},
-    /* Blocks in order of their work: more sequences than a warp has lanes, and than are counted. */
+    /* Kernels that begin with the longest blocks: more sequences than a warp has lanes, and more than they sort. */
     {{1, 1, 64, 0, 0, false, 70, {3, 0, 1, 1, 0, 0, 7, 140, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
     {{2, 1, 128, 0, 0, false, 40, {3, 0, 129, 1, 0, 0, 7, 66, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
     {{1, 1, 256, 0, 0, false, 33, {3, 0, 1, 65, 0, 0, 7, 129, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
@@ -462,7 +462,7 @@ static void growing_scores_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(growth_cases); i++) op_check_cuda(run_growing, &growth_cases[i]);
 }
 
-/* Cases whose heads have this width, 512 stands for all above 256; 0: any other. */
+/* Runs the cases whose heads have this width; 512: all above 256; 0: the widths that no other test runs. */
 static void cases_of_width(int64_t width)
 {
     int n = 0;

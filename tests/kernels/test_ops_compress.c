@@ -374,8 +374,8 @@ static const struct index_shape index_shapes[] = {
     {1, 1, 2, 1, {2, {9, 5}}, true},
     {4, 2, 8, 4, {0, {0}}, true},
 };
-/* The heads of DeepSeek-V4-Flash's indexer; the tiny model; entries fewer than K and many more; sizes that leave tiles
- * in part. */
+/* The heads of DeepSeek-V4-Flash's indexer; the tiny model; fewer entries than K and many more; sizes with partly empty
+ * tiles. */
 static const struct index_shape index_gpu_shapes[] = {
     {1, 64, 128, 16, {3, {70, 7, 310}}, true}, {4, 2, 16, 4, {5, {1, 3, 4, 5, 200}}, true},
     {8, 3, 24, 5, {3, {90, 0, 201}}, true},    {4, 5, 7, 4, {2, {40, 77}}, true},
@@ -446,8 +446,8 @@ static double entry_score(const struct index *m, int64_t t, int64_t row)
     return score;
 }
 
-/* Every token's entries ascend; each that it chose precedes each that it did not, by score or among equals by number.
- * slack: how much larger the score of one that it did not choose may be. */
+/* The chosen entries of every token ascend. A chosen entry has a larger score than an entry that was not chosen, or an
+ * equal score and a smaller number. slack: by how much the score of an entry that was not chosen may be larger. */
 static void check_choice(const struct index *m, int64_t t, int64_t first_row, int64_t n, double slack)
 {
     const int32_t *chosen = (const int32_t *)m->idx.data + t * m->p->n_top;
@@ -510,7 +510,8 @@ static void index_sizes_large_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(large_index_gpu_shapes); i++) op_check_cuda(index_run, &large_index_gpu_shapes[i]);
 }
 
-/* Scores that are rounded: what the GPU chose has scores that are at least those of the rest, but for the rounding. */
+/* The GPU rounds scores: except for this rounding, the entries that it chose have scores at least as large as the
+ * others. */
 static void index_rounds(void **state)
 {
     static const struct index_shape p = {2, 64, 128, 64, {2, {1500, 500}}, false};

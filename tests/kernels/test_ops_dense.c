@@ -523,7 +523,7 @@ static struct ce ce_make(struct device *dev, const struct ce_shape *s)
     return c;
 }
 
-/* Of the logits in all cases of a test: without, and one that many of them exceed. */
+/* Caps of the logits for all cases of a test: none, and one that many logits exceed. */
 static const float caps[] = {0, 1.5f};
 static float cap;
 
@@ -619,7 +619,7 @@ static void loss_head_extremes(void **state)
     op_check_end(&dev);
 }
 
-/* Also one whose gradient has enough tiles for the kernel of dense layers. */
+/* The last shape has a gradient with enough tiles for the kernel of dense layers. */
 static const struct ce_shape gpu_ce_shapes[] = {
     {0, 8, 5, 0, 16, WF_BF16, true},        {80, 64, 1000, 0, 16, WF_NF4, true},
     {80, 72, 1000, 1, 1, WF_BF16, true},    {80, 8, 5, 5, 1, WF_F16, true},
@@ -629,8 +629,8 @@ static const struct ce_shape gpu_ce_shapes[] = {
     {80, 64, 8, 70, 70, WF_BF16, true},     {300, 72, 2696, 290, 290, WF_BF16, true},
     {80, 72, 50256, 5, 16, WF_BF16, true},  {1030, 3072, 72, 1026, 1024, WF_BF16, true},
 };
-/* Enough tiles for the gradient by the kernel of dense layers on a whole GPU; deep ones, which blocks begin in parts.
- */
+/* On a whole GPU, gradients with enough tiles for the kernel of dense layers; the deep sums of the second are divided
+ * into parts, with which blocks begin. */
 static const struct ce_shape gpu_large_ce_shapes[] = {
     {1040, 2880, 1000, 1030, 1024, WF_BF16, true},
     {1040, 2880, 8712, 1030, 1024, WF_BF16, true},

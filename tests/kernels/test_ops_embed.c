@@ -81,7 +81,8 @@ static void noise_run(struct device *dev, const void *params, struct op_outputs 
     o->out[o->n++] = x;
 }
 
-/* NEFTune's: within +-alpha / sqrt(length * D) of the document, evenly spread, and nothing outside the view. */
+/* NEFTune's noise is uniform within +-alpha / sqrt(L * D) for a document of L tokens, and changes nothing outside the
+ * view. */
 static void noise_is_the_definition(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_ops_entries.c - decoding with compressed attention: sequences that come in pieces, whose keys, open entries and
- * entries are in pages between them, have the entries, choices and outputs of whole sequences; the GPU against the CPU.
+/* test_ops_entries.c - decoding with compressed attention: sequences decoded in pieces, with keys, open entries and
+ * entries in pages between passes, have the entries, choices and outputs of whole sequences; the GPU against the CPU.
  */
 #include "tests/test.h"
 

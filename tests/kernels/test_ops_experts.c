@@ -1,6 +1,6 @@
-/* test_ops_experts.c - adapters on the experts, and many of them: decoded experts are only those that have rows; idle
- * experts have no gradient; adapters that add nothing change no bit; 64, 128 and 256 experts; the hybrid and the split
- * form of an adapter. On the CPU and on the GPU. */
+/* test_ops_experts.c - adapters on the experts, and many experts: only experts that have rows are decoded; idle experts
+ * have no gradient; adapters that add nothing change no bit; 64, 128 and 256 experts; the hybrid and the split form of
+ * an adapter. On the CPU and on the GPU. */
 #include "kernels/choice.h"
 #include "tests/expert_layer.h"
 
@@ -89,7 +89,7 @@ static void decode_buffer_with_few_active_experts_on_the_gpu(void **state)
     expert_layer_on_gpu(cases, MT_LEN(cases));
 }
 
-/* As a pass that samples: experts with few rows are read once in their format. */
+/* As in sampling: experts with few rows are read once, in their packed format. */
 static void run_steady(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     dev->steady_rows = true;
@@ -116,8 +116,8 @@ static void few_rows_of_experts_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_steady, &cases[i]);
 }
 
-/* MXFP4 on Hopper: no buffer up to 768 rows per expert, then a ring of four matrices. Not where the ring could wait for
- * a collective, and not in groups, which may be smaller. */
+/* MXFP4 on Hopper: no buffer up to 768 rows per expert, then a ring of four matrices. No ring where it could wait for a
+ * collective, and none with groups of experts, whose buffers may be smaller. */
 static void ring_of_the_plan(void **state)
 {
     enum { MATRIX = 1024 * 2048 * 2, LIST = 4096, MOST = 768 * 256 / 8 /* tokens */ };
@@ -150,7 +150,7 @@ static void ring_of_the_plan(void **state)
     device_close(&card);
 }
 
-/* Products that decode packed experts on the way take no buffer for decoded ones, from one row per expert on. */
+/* Products that decode packed experts themselves need no buffer for decoded ones, from one row per expert on. */
 static void packed_products_take_no_decode_buffer_on_the_gpu(void **state)
 {
     const struct proj up = {.w = {.format = WF_MXFP4, .n_exp = 256, .n_out = 1024, .n_in = 2048}};
@@ -180,7 +180,7 @@ static void enlarge(const struct weight *w, int n)
     for (int64_t i = 0; i < w->n_exp * per_exp; i++) scale[i] = (uint8_t)(scale[i] + (i / per_exp % 2 + 1) * n);
 }
 
-/* Scales of MXFP4 above 2, which products of packed experts decode otherwise. */
+/* Scales of MXFP4 above 2, which products of packed experts decode in another way. */
 static void run_large_scales(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     struct layer l = expert_layer_make(dev, params);

@@ -6,8 +6,8 @@
 
 #include "tests/op_check.h"
 
-/* amplitude: of m, up to sigmoids and softmaxes that are all but constant. pad: columns around every view, half of them
- * before it; on a GPU a multiple of 16, as rows are aligned */
+/* amplitude: of m; the largest makes sigmoids and softmaxes nearly constant. pad: columns around every view, half of
+ * them before it; on a GPU a multiple of 16, as rows are aligned */
 struct shape {
     int64_t n_tok, n_stream, dim;
     int n_iter;

@@ -38,7 +38,7 @@ struct kl_case {
     struct teacher t;
 };
 
-/* Of the logits in all cases of a test: without, and one that many of them exceed. */
+/* Caps of the logits for all cases of a test: none, and one that many logits exceed. */
 static const float caps[] = {1.5f, 0};
 static float cap;
 
@@ -303,7 +303,8 @@ static void kl_extremes(void **state)
     op_check_end(&dev);
 }
 
-/* A teacher of rows gives tokens probabilities that are 0 in double, or nearly: they add nothing to kl. */
+/* The teacher's log-probabilities in the data give some tokens a probability that is 0 in double, or nearly 0. These
+ * tokens add nothing to kl. */
 static void far_tokens_of_rows(void **state)
 {
     (void)state;
@@ -408,7 +409,7 @@ static const struct kl_shape gpu_shapes[] = {
     {80, 200, 1000, 70, 16, 1, KL_FORWARD, 0.5, 2, false},
 };
 
-/* The teacher's tokens are given, not made by the device: its logits in bf16 would choose others. */
+/* The case gives the teacher's tokens, since logits in bf16 would make the device choose other tokens. */
 static void kl_run_gpu(struct device *dev, const void *params, struct op_outputs *o)
 {
     struct kl_shape s = *(const struct kl_shape *)params;

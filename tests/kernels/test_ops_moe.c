@@ -324,8 +324,8 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, RELU2, true, SPREAD}, 0, false},
 };
 static const struct gpu_setup grouped_cases[] = {
-    /* products that decode experts on the way: from one tile of rows to five, with few and with many in the last; the
-     * kernels for few, some and many rows per expert */
+    /* products that decode packed experts themselves: from one tile of rows to five, with few and with many in the
+       last; the kernels for few, some and many rows per expert */
     {{{WF_MXFP4, 0, false}, 97, 5, 1, 96, 160, 16, 16, GPTOSS_2, true, CROWDED}, 0, false},
     {{{WF_MXFP4, 0, false}, 129, 5, 1, 96, 64, 0, 24, GPTOSS_2, true, CROWDED}, 1, false},
     {{{WF_MXFP4, 0, false}, 270, 5, 1, 64, 96, 8, 8, SWIGLU_CLAMPED_2, false, CROWDED}, 0, true},

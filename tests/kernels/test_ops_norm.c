@@ -330,7 +330,7 @@ static void qk_norm_rounding(void **state)
 
 /* ---- on the GPU: every width of its kernels, rows inside wider ones ---- */
 
-/* Columns 8 .. of a tensor `pad` wider, or all of one without. */
+/* The columns of a tensor from 8 on, without its last pad - 8 columns; all columns if pad is 0. */
 static struct tensor inner(struct tensor wide, int64_t pad)
 {
     return pad ? tensor_cols(wide, 8, wide.shape[1] - pad) : wide;

@@ -309,8 +309,7 @@ static void losses_are_their_definitions(void **state)
     }
 }
 
-/* dloss/dnll and dloss/dentropy. CISPO's ratio is a constant: its derivative is that of the loss with old moved along.
- */
+/* dloss/dnll and dloss/dentropy. CISPO, whose ratio is a constant, is tested below. */
 static void weights_are_derivatives(void **state)
 {
     (void)state;

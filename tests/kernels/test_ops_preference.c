@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-/* Of a case: answers with n_label + i % 3 labels each, of which i % 4 are the prompt's where prompts have loss. */
+/* Answer i of a case has n_label + i % 3 labels, of which i % 4 are in the prompt where prompts have loss. */
 struct answer_shape {
     enum preference_kind kind;
     int64_t n_answer, n_label;

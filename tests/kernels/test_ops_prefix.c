@@ -77,7 +77,8 @@ static void bwd(struct attn *a) { op_attn_bwd(a->dev, a->dqkv, a->dout, a->o, a-
 
 /* ---- side by side */
 
-/* Row of the prefixed batch of each row of whole sequences; -1 - row for rows of a prefix, which are copies. */
+/* For each row of the whole sequences, its row in the batch with prefixes; -1 - row if it is a copy of a row of a
+ * prefix. */
 static int64_t whole_rows(const struct shape *s, int64_t *row)
 {
     int64_t n = 0, first = 0, base = 0;
@@ -274,8 +275,8 @@ static void attention_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(gpu_cases); i++) op_check_cuda(run_on_gpu, &gpu_cases[i]);
 }
 
-/* Of a base and two sequences that continue its first 65 rows: NaN in the second sequence and in the base after the
- * prefix changes no bit of the third. */
+/* A base and two sequences that continue its first 65 rows. NaN in the second sequence, and in the base after the
+ * prefix, changes no bit of the third sequence. */
 static const struct shape poisoned_shapes[] = {
     {4, 1, 64, 64, 0, true, 3, {90, 40, 70}, {0, 65, 65}},
     {2, 1, 128, 128, 0, false, 3, {90, 40, 70}, {0, 65, 65}},

@@ -59,7 +59,8 @@ static void check_choice(const struct routing *s)
     }
 }
 
-/* Experts that the logits do not choose; where only those given count, the logit of one is 200 above the others. */
+/* Gives experts other than those that the logits choose. Where only the given experts matter, the bias of the last
+ * expert makes its logit 200 larger than the others. */
 static void give_experts(struct routing *s)
 {
     s->how.given = true;
@@ -485,7 +486,7 @@ struct gpu_router {
     struct weight_packing packing;
     enum router_kind kind;
     float coef;
-    bool pooled, grid, twins; /* twins: odd experts copy the one before; without grid, only logits are compared */
+    bool pooled, grid, twins; /* twins: odd experts copy the expert before; without grid only logits are compared */
     int64_t pad;              /* x, dx, logits, gate and dgate are columns of wider tensors */
 };
 

@@ -40,7 +40,8 @@ struct sample_case {
     double amplitude, step;
     double temperature, top_p, min_p;
     int32_t top_k;
-    int n_edit; /* of each row, with repetition 1.3, frequency 0.25, presence 0.5 and a bias of some */
+    int n_edit; /* edited tokens of each row, with repetition 1.3, frequency 0.25, presence 0.5, and a bias for some
+                   tokens */
     double report;
 };
 static const struct sample_case cases[] = {

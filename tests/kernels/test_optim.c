@@ -401,7 +401,8 @@ static void check_host_step(struct device *dev, struct host_arrays *h, const str
     for (int i = 0; i < MT_LEN(got); i++) mem_free(got[i]);
 }
 
-/* Against the CPU's own op, which may fuse other products; any number of threads gives the same bits. */
+/* adamw_host, AdamW on the CPU beside a GPU, against the CPU's op_adamw, which may fuse other products; any number of
+ * threads gives the same bits. */
 static void the_cpu_beside_a_gpu(void **state)
 {
     (void)state;
@@ -583,7 +584,7 @@ static void eight_bits_follow_bitsandbytes(void **state)
     device_close(&dev);
 }
 
-/* Parameters without gradients, and a block of them, keep their value and moments of 0. */
+/* Parameters without gradients keep their values and moments of 0, also a whole block of them. */
 static void eight_bits_keep_zeros(void **state)
 {
     (void)state;

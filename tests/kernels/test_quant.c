@@ -358,8 +358,8 @@ void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t 
 #endif
 
 struct dequant_case {
-    struct weight_packing
-        packing; /* WF_NONE: all bytes of MXFP4; with block 4 of NVFP4, 8 of FP8, 16 or 32 random bits of F16 or F32 */
+    struct weight_packing packing; /* WF_NONE: all bytes of MXFP4; with block 4 all bytes of NVFP4, 8 of FP8; with 16 or
+                                      32 random bits of F16 or F32 */
     int64_t n_exp, n_out, n_in, first, count;
     bool skips; /* every third expert has no rows */
 };
