@@ -13,12 +13,13 @@
 
 enum { STEPS = 66, N_SEQ = 4, MAX_LEN = 310, CHUNK = 70 };
 
-/* Prompts that end before, at and after the end of a page; the steps begin another one of each. */
+/* Prompts that end before, at and after the end of a page. The STEPS tokens after a prompt continue into another page.
+ */
 static const int32_t prompts[N_SEQ] = {1, 63, 64, 240};
 static int32_t length_of(int s) { return prompts[s] + STEPS; }
 
-/* How the tokens come: the prompts in one pass, then one of each sequence per pass; or chunks, in the same pass of
- * several sizes, the last sequence's first ones after those of others; or all in one pass. */
+/* STEP_BY_STEP: all prompts in one pass, then one token of each sequence per pass. IN_CHUNKS: a pass has chunks of
+ * several sizes; the last sequence begins one pass later. IN_ONE_PASS: all tokens at once. */
 enum arrival { STEP_BY_STEP, IN_CHUNKS, IN_ONE_PASS, N_ARRIVAL };
 static int32_t n_new(enum arrival arrival, int pass, int s)
 {
@@ -30,8 +31,9 @@ static int32_t n_new(enum arrival arrival, int pass, int s)
 
 /* Bounds of the relative error of a token's logits in fp32: three times the largest of OpenBLAS's kernels for Prescott,
  * Sandybridge and Haswell. Decoding makes the same sums as the forward pass in another order, in attention and in
- * products of few rows. The fixtures of gpt-oss and of gated DeltaNet amplify these roundings: in fp32 the forward pass
- * itself is as far from that in fp64. In fp64 all families have the same logits in fp32. */
+ * products of few rows. The fixtures of gpt-oss and of gated DeltaNet amplify these roundings: their forward pass in
+ * fp32 is as far from their forward pass in fp64. Computed in fp64 and read as fp32, the logits of all families are
+ * equal (FP64). */
 static const struct family {
     const char *dir, *adapter; /* dir: under fixtures, or from the root; adapter NULL: a new one */
     double fp32;
@@ -170,7 +172,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The relative error of a token's logits that `share` of the tokens are within: 1: the largest. */
+/* The relative error of a token's logits that a share of the tokens does not exceed; share 1: the largest error. */
 static double error_of(struct bed *b, enum arrival arrival, double share)
 {
     const int64_t vocab = b->run.arch.vocab, n_row = first_row(N_SEQ), n = n_row * vocab;
@@ -242,7 +244,7 @@ static void any_arrival_has_the_same_bits(void **state)
     }
 }
 
-/* A cache that was used before gives the same bits, whatever passes without it were between. */
+/* A cache that was used before gives the same bits, also after passes without the cache. */
 static void starts_again(void **state)
 {
     (void)state;
@@ -258,8 +260,9 @@ static void starts_again(void **state)
     bed_close(&b);
 }
 
-/* The bytes of a cache of case_b. Its layers have a window of 21 tokens, whose ring has a chunk too; all tokens; the
- * same window. Each number of pages has a table, and there is a row of states per sequence. */
+/* The bytes of a cache of case_b, whose layers have a window of 21 tokens, no window, and a window of 21. The ring of a
+ * window also holds a chunk. There is a table for each number of pages and for the states, with one entry per sequence.
+ */
 static int64_t bytes_of(int64_t n_seq, int64_t n_tok, int64_t chunk)
 {
     const int64_t ring = (21 + chunk - 1 + MT_PAGE - 1) / MT_PAGE, all = (n_tok + MT_PAGE - 1) / MT_PAGE;
@@ -269,8 +272,8 @@ static int64_t bytes_of(int64_t n_seq, int64_t n_tok, int64_t chunk)
     return bytes;
 }
 
-/* The work arena has the cache of one sequence beside a pass over all its tokens: where that is more than the pass with
- * loss, as with many tokens; and where texts are generated. */
+/* With eval.prompts and in `generate` the work arena has the cache of one sequence beside a pass over all its tokens.
+ * With many tokens this is more than a pass with loss. */
 static void check_plan(struct run *r)
 {
     static const enum plan_use uses[] = {PLAN_EVAL, PLAN_TRAIN, PLAN_TRAIN, PLAN_GENERATE};
@@ -313,8 +316,8 @@ static void bytes_and_errors(void **state)
 }
 
 /* In bf16 the output of attention and what follows is rounded otherwise in most tokens, by one rounding (2^-8) in some
- * places. In a few tokens a router then chooses another expert, so half of the tokens are compared. Fixtures, and
- * random models of the kinds whose fixtures have sizes that the kernels do not support. */
+ * places. In a few tokens a router then chooses another expert, so half of the tokens are compared. The models are
+ * fixtures or, where the kernels do not support a fixture's sizes, random models of the same kind. */
 static void on_the_gpu(void **state)
 {
     (void)state;

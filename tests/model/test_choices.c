@@ -104,7 +104,7 @@ static struct dense {
     double logits[MAX_LAYER][N_TOK][MAX_EXP]; /* of the forward pass */
 } dense;
 
-/* The layer that has the router; -1: the token's id chooses there, or w is the gate of shared experts. */
+/* The layer whose router is w; -1: the layer chooses experts by the token's id, or w is the gate of shared experts. */
 static int64_t layer_of(const struct weight *w)
 {
     const struct model *m = dense.model;
@@ -224,7 +224,7 @@ static double dense_loss(const struct family *f, const uint16_t *choices, int64_
     return loss;
 }
 
-/* Others than the router's: distinct, ascending, of every expert. */
+/* Random choices in place of the router's: distinct experts in ascending order. */
 static void make_others(const struct arch *a, uint16_t *choices)
 {
     const int64_t k = a->top_k;

@@ -242,7 +242,7 @@ static void adapters_name_their_modules(void **state)
                       "\"self_attn.o_b_proj\",\n    \"mlp.shared_experts.gate_proj\"");
 }
 
-/* The share of adapters counts every matrix, also those that take none. */
+/* The share of adapted weights counts every matrix, also matrices that cannot have an adapter. */
 static void frozen_matrices_are_counted(void **state)
 {
     (void)state;

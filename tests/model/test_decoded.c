@@ -1,5 +1,5 @@
-/* test_decoded.c - decoded layers: the values of op_decode; the plan uses free memory for them, and the run takes
- * exactly what was planned; loss and gradient have the same bits for any number of decoded layers. */
+/* test_decoded.c - decoded layers: the values of op_decode; the plan uses free memory for decoded layers, and the run
+ * takes exactly the planned memory; loss and gradient have the same bits for any number of decoded layers. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -250,7 +250,7 @@ static void assert_same_run(const struct job *a, const struct job *b)
     assert_memory_equal(a->grad, b->grad, (size_t)a->n_grad * sizeof(float));
 }
 
-/* Products that decode packed experts on the way add in another order than those with decoded layers. */
+/* Products that decode packed experts themselves add in another order than products of decoded layers. */
 static void assert_close_run(const struct job *a, const struct job *b)
 {
     for (int i = 0; i < 2; i++)

@@ -62,7 +62,7 @@ static const char *edit(const char *text, const char *from, const char *to)
     return buf;
 }
 
-/* Names of one thing each that TRANSFORMERS has under another name. */
+/* Keys with the values that TRANSFORMERS has under other names. */
 #define AGREEING                                                                                                       \
     "\"compress_rate_csa\": 4, \"compress_rate_hca\": 8, \"rope_theta\": 10000, \"compress_rope_theta\": 160000, "     \
     "\"moe_layer_freq\": 1, \"first_k_dense_replace\": 0, \"attention_factor\": 1, "
@@ -93,7 +93,8 @@ static void test_both_styles(void **state)
         assert_true(a.sinks && !a.attn_bias && !a.norm.round_twice && a.names->published);
     }
     assert_int_equal(parsed(edit(PUBLISHED, "\"num_hash_layers\": 1, ", "")).n_hash, 3);
-    /* The published code has no factor for cos and sin; transformers has one where a nested file names none. */
+    /* Without attention_factor in rope_parameters it is 1, as in the published code, which has no factor for cos and
+     * sin. */
     assert_true(parsed(edit(TRANSFORMERS, ", \"attention_factor\": 1.0", "")).rope[1].attention_factor == 1);
     /* Both styles at once agree. */
     const struct arch both = parsed(edit(TRANSFORMERS, "\"layer_types\"", RATIOS "\"layer_types\""));
@@ -390,7 +391,8 @@ static void test_packed_bytes(void **state)
     }
 }
 
-/* FP8 with exponents as scales: attention and shared experts stay FP8; the older release has such experts too. */
+/* FP8 with exponents as scales: attention and shared experts stay FP8. In the older release the routed experts are FP8
+ * too. */
 static void test_fp8(void **state)
 {
     (void)state;
@@ -476,7 +478,7 @@ static void test_table_of_experts(void **state)
     assert_refused(&l, "tensor layers.1.ffn.gate.tid2eid is F32 [2048, 4], expected I64 or I32 [2048, 4]");
 }
 
-/* Layers without entries train alone, but not where the checkpoint has weights for entries. */
+/* A model whose layers have no compressor loads, but not if the checkpoint has weights of a compressor or indexer. */
 static void test_kinds_of_the_weights(void **state)
 {
     static const struct {
@@ -641,8 +643,8 @@ static void test_packed_shared_experts(void **state)
     assert_says(said.err, "tensor layers.0.ffn.experts.0.w1.weight is packed in the checkpoint as mxfp4, but ");
 }
 
-/* NaN in the indexer does not reach the loss: it chooses other entries. FP8 codes are those of matrices that stay FP8
- * and of one that is decoded (the indexer's). */
+/* NaN in each tensor of a layer is reported at load. In the indexer it would change the chosen entries and never reach
+ * the loss. FP8 codes: in matrices that stay FP8, and in the indexer's, which is decoded. */
 static void test_values(void **state)
 {
 #define NOT_FINITE " has the value nan at ["

@@ -79,8 +79,8 @@ static void bad_values_are_refused(void **state)
     }
 }
 
-/* A mixer without adapters is seen in the table, with the targets that adapt it, and so are a part of the targets and a
- * part of the layers. */
+/* The table of adapters says which mixers have no adapters and which targets would adapt them, also with a part of the
+ * targets or of the layers. */
 static void table_shows_the_share_of_each_kind(void **state)
 {
     (void)state;
@@ -169,8 +169,8 @@ static void text_only_is_the_text_part(void **state)
     loaded_close(&b);
 }
 
-/* Sizes that the CUDA kernels do not take are errors when the model is opened, with the key's name: before the tensors,
- * which have other sizes, are looked at. Other sizes get as far as the tensors. */
+/* Sizes that the CUDA kernels do not support are errors that name the key, when the model is opened and before its
+ * tensors are read. With supported sizes opening fails only at the tensors, which have other sizes. */
 static void sizes_for_a_gpu(void **state)
 {
     (void)state;

@@ -118,7 +118,8 @@ static void runs_continue(void **state)
     }
 }
 
-/* lora.init_from and eval read magnitudes; merged weights have them, which the export compares with the trainer. */
+/* lora.init_from, teachers and `eval` read magnitudes. Merged weights include them: the export compares its outputs
+ * with the trainer's. */
 static void adapters_are_read_and_merged(void **state)
 {
     (void)state;

@@ -126,8 +126,8 @@ static void test_two_keys(void **state)
     assert_false(load(with(GLM, KINDS3 ", \"first_k_dense_replace\": null")).dense[1]);
 }
 
-/* What published checkpoints have; bf16 tensors need no other configuration, because tensors decide how they are read.
- */
+/* Quantisation methods that published checkpoints name. bf16 tensors load with any of them, because the tensors' dtypes
+ * decide how they are read. */
 static void test_quantised(void **state)
 {
     (void)state;
@@ -239,7 +239,8 @@ static void test_dense_layers(void **state)
     assert_true(a.dense[0] && !a.dense[1] && a.dense[2]);
 }
 
-/* Targets that no layer of lora.layers has: a run starts from its own adapter, and the table does not ask for them. */
+/* Targets that no layer of lora.layers has: a run can start from an adapter with these settings, and the table does not
+ * ask to add the targets. */
 static void test_absent_targets(void **state)
 {
     (void)state;

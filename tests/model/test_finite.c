@@ -113,7 +113,8 @@ static void every_tensor_of_every_family(void **state)
 #define DOWN  "model.layers.1.mlp.experts.down_projs."
 #define DOWN2 DOWN "2.weight"
 
-/* A float in the place of element `at` of a tensor of expert 2, or a byte; tables are those of all experts. */
+/* Replaces element `at` of a tensor of expert 2 by a float, or its byte `at`. Tables that all experts share are changed
+ * too. */
 struct damage {
     struct linear_form form;
     const char *suffix;

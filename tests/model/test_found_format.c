@@ -13,8 +13,8 @@ static int export_to(const char *format, const char *option, const char *dir, co
                "data.seq_len=24", "--adapter", adapter, "--to", format, option, dir);
 }
 
-/* Formats with one number are the same directory for this family, as vllm is one of PEFT where its experts are fused;
- * an error names the first of them. */
+/* For this family, formats with the same number in `same` give the same files, as vllm gives PEFT's where experts are
+ * fused. An error names the first of them. */
 struct row {
     const char *family;
     const char *format[5];

@@ -62,7 +62,7 @@ static void rows_are_grouped_by_key_head(void **state)
 
 /* ---- stored formats */
 
-/* Rows `first` .. of the whole matrix have the planes of the run. */
+/* The planes of `run` equal those of the rows of the whole matrix from `first` on. */
 static void compare_run(const struct source *whole, const struct source *run, int64_t first)
 {
     const enum weight_format held[] = {whole->format, source_held(whole, 1, true)};
@@ -112,7 +112,8 @@ static void runs_have_their_scales(void **state)
     }
 }
 
-/* Both matrices of the first layer in another format, or its values in F32. */
+/* The case with in_proj_qkvz, and for FP8 in_proj_ba, of the first layer in another format, or with the decoded values
+ * in F32. */
 static const char *saved_as(struct linear_form form, bool decoded)
 {
     struct draft d;

@@ -53,7 +53,7 @@ static void config_values(void **state)
                                      "\"final_logit_softcapping\": 30, \"tie_word_embeddings\": false");
     assert_true(b.attn[FULL].values_are_keys && !b.attn[SLIDING].values_are_keys && b.attn[SLIDING].window == 7);
     assert_true(b.attn[FULL].head_dim == 16 && b.attn[FULL].n_kv == 1 && b.logit_cap == 30 && !b.tied);
-    /* as in transformers: only values that are keys have other key heads */
+    /* as in transformers: num_global_key_value_heads applies only with attention_k_eq_v */
     assert_int_equal(parsed(MOE ", \"num_global_key_value_heads\": 1").attn[FULL].n_kv, 2);
     const struct arch c = parsed(MOE ", \"global_head_dim\": 64, \"per_layer_config\": {\"3\": {\"head_dim\": 16, "
                                      "\"num_key_value_heads\": 4}, \"1\": {}}");

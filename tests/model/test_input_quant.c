@@ -182,7 +182,7 @@ static void quantise_row(float *x, const struct input_quant *in, const char *for
     }
 }
 
-/* Elements of got that are not Q(x), rounded to the dtype of got. x and got [rows, n] */
+/* The number of elements of got that differ from Q(x) rounded to the dtype of got. x and got are [rows, n]. */
 static int64_t n_wrong(struct tensor got, struct tensor x, const struct input_quant *in, const char *format)
 {
     const int64_t n = x.shape[1];
@@ -364,8 +364,8 @@ static void layers_on_the_gpu(void **state)
     (void)state;
 }
 
-/* As integers, which op_check_cuda wants equal: 0 values differ from the tables', and from the forward's in a backward.
- */
+/* Three counts of wrong values, which must be 0: two against the tables, and one of the backward against the forward.
+ * They are integers, since op_check_cuda requires integers to be equal. */
 static void run_values(struct device *dev, const void *params, struct op_outputs *o)
 {
     struct layer l = make_layer(dev, params);
@@ -415,7 +415,8 @@ static void open_run(struct run *r, struct config *cfg, const char *name)
     OK(run_open_model(r, NULL, PLAN_TRAIN, &err));
 }
 
-/* The largest magnitudes are those that the rows of the passes have: found again from the activations of a layer. */
+/* Calibration finds the largest magnitudes of the rows in its passes: the test computes them again from the activations
+ * of a layer. */
 static void test_calibration(void **state)
 {
     static struct config cfg;
@@ -526,8 +527,8 @@ static void test_divided(void **state)
 
 /* Experts divided between two ranks read the same inputs. Products of other numbers of rows may change the last bit of
  * a value, and the code of an input that is nearly halfway between two codes. With OpenBLAS's kernels for AVX-512 one
- * such code changes a gradient by 9e-4. A large eps makes AdamW's updates proportional to gradients. The control are
- * inputs of another calibration. */
+ * such code changes a gradient by 9e-4. A large eps makes AdamW's updates proportional to gradients. As a control,
+ * inputs with another calibration differ more. */
 static void test_divided_training(void **state)
 {
 #define INT8 "quant.activations=int8 train.steps=2 train.grad_accum=2 optim.eps=1 "

@@ -262,7 +262,7 @@ static void text_part_is_read(void **state)
     draft_free(&d);
 }
 
-/* Kimi-K2's class is DeepSeek-V3's, whose defaults a file has that names none. */
+/* Kimi-K2 uses DeepSeek-V3's class: keys that its config.json lacks have the defaults of DeepSeek-V3. */
 static void defaults_are_those_of_deepseek_v3(void **state)
 {
     (void)state;

@@ -259,7 +259,8 @@ static void expect_layer_1(const struct arch *a, const char *text)
     assert_string_equal(v.text, text);
 }
 
-/* What a resumed run compares has the sizes of every layer, and the table of adapters a line per shape. */
+/* The values that a resumed run compares include the sizes of every layer, and the table of adapters has a line per
+ * shape. */
 static void sizes_are_told(void **state)
 {
     (void)state;

@@ -268,7 +268,8 @@ static void merged_tensors(void **state)
     safetensors_close(&to);
 }
 
-/* An adapter of PEFT with a rank and an alpha by PEFT's words: out_proj is both outputs. */
+/* An adapter of PEFT whose rank_pattern and alpha_pattern have PEFT's names: `out_proj` is the output projection of
+ * attention and of the convolution. */
 static void patterns_of_peft(void **state)
 {
     (void)state;

@@ -38,7 +38,8 @@ static void unknown_targets_are_errors(void **state)
     plan_fails("q_proj", "99999999999999999999", "layers 0 to 2");
 }
 
-/* lora.targets by default. Where attention has q_proj it means the names that it was before, parameter by parameter. */
+/* The default of lora.targets. In families whose attention has q_proj it gives the same parameters as the list `same`.
+ */
 static void default_targets_fit_every_family(void **state)
 {
     (void)state;

@@ -202,7 +202,7 @@ static void values_are_the_definition(void **state)
         }
 }
 
-/* Singular vectors of matrices without a side of at most 128 are of a subspace iteration. */
+/* A matrix whose sides are both above 128: its singular vectors come from a subspace iteration. */
 static void large_matrices(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void runs_continue(void **state)
     }
 }
 
-/* Ranks of an expert-parallel group have the values of their experts. */
+/* With expert parallel, each rank begins with the values of its own experts. */
 static void ranks_begin_alike(void **state)
 {
     (void)state;

@@ -48,7 +48,7 @@ static void check_same(const char *a, const char *b)
     assert_same_output(one, two, ADAPTER);
 }
 
-/* Blocks of NF4 divide the projections of some cases: `attention`. */
+/* attention: also packs the projections of attention, whose sizes are multiples of NF4's blocks in this case. */
 static void one_family(const char *name, bool attention)
 {
     char init[3 * MT_PATH], none[4 * MT_PATH], full[4 * MT_PATH];

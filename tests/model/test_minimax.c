@@ -122,7 +122,7 @@ static void published_fp8(void **state)
     assert_same_model(dirs[0], dirs[1]);
 }
 
-/* Every tensor of the checkpoint once, the bias of the router with its bytes. */
+/* A merged checkpoint has every tensor of the source once, and the router's bias with the same bytes. */
 static void merged_tensors(void **state)
 {
     (void)state;

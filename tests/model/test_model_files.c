@@ -97,7 +97,7 @@ static void in_place_of_a_model(void **state)
     assert_refused("model.path", dir, "pytorch_model.bin: weights of PyTorch: convert them", "no model.safetensors");
 }
 
-/* Four shards and their index, without the shard of a tensor. Returns its name. */
+/* Four shards and their index, without one shard, whose name it returns. */
 static const char *lose_shard(const char *dir, const char *tensor)
 {
     static char file[64];

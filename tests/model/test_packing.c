@@ -73,7 +73,7 @@ static void on_gpu(void **state)
 }
 
 static const struct ops *real;
-static int64_t n_wrong; /* calls to come in which packed documents attend to each other */
+static int64_t n_wrong; /* number of next calls in which packed documents attend to each other */
 
 static void leaky_attn(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                        const struct seqs *seqs, const struct attn_shape *shape)
@@ -88,7 +88,8 @@ static void leaky_attn(struct device *dev, struct tensor o, struct tensor lse, s
     real->attn_fwd(dev, o, lse, qkv, sinks, &one, shape);
 }
 
-/* A near tie in the router changes the loss of one micro-batch, documents that attend to each other that of all. */
+/* A near tie in the router changes the loss of one micro-batch only. Documents that attend to each other change the
+ * loss of every micro-batch, so only a difference in all of them is an error. */
 static void a_difference_in_all(void **state)
 {
     (void)state;

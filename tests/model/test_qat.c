@@ -434,7 +434,8 @@ static void first_eval(const char *config, char line[256])
     snprintf(line, 256, "%.*s", (int)strcspn(at, ","), at);
 }
 
-/* B is 0 at first, and MXFP4 values are quantised to themselves: the loss has the same digits. NVFP4's differs. */
+/* At first B is 0, and the MXFP4 experts of the base do not change when they are quantised to MXFP4: the loss has the
+ * same digits. With NVFP4 it differs. */
 static void test_first_loss(void **state)
 {
     char line[3][256];
@@ -490,8 +491,8 @@ static void test_divided(void **state)
 
 #define AMAX "adapter/quant_amax.safetensors"
 
-/* Assignments for a run from the parity case's adapter, whose B is not zero: its magnitudes are not those of the base.
- */
+/* Settings of a run with fixed amax that starts from the parity case's adapter. B is not zero, so these amax differ
+ * from those of the base model. */
 static const char *fixed(const char *more)
 {
     static char sets[4][512];
@@ -511,8 +512,8 @@ static double number_after(const char *text, const char *key)
     return strtod(at + strlen(key), NULL);
 }
 
-/* The magnitudes are those of the first adapter: the current ones of a run without updates. An interruption changes no
- * bit, and an evaluation of the written adapter reads the same matrices as the run's last. */
+/* Fixed amax are those of the first adapter, and equal the current ones before the first update. An interruption
+ * changes no bit. An evaluation of the written adapter reads the same matrices as the last evaluation of the run. */
 static void test_static(void **state)
 {
     char line[2][256], sets[512];
@@ -555,7 +556,7 @@ static void test_static_divided(void **state)
     (void)state;
 }
 
-/* Not a magnitude: the scales of nvfp4 would be negative zeros, and their quotients NaN. */
+/* An amax of -0 is refused: scales of nvfp4 would be negative zeros, and quotients by them NaN. */
 static void check_negative_zero(const char *config)
 {
     const char *path = process_output(config, AMAX);
@@ -587,8 +588,8 @@ static void test_static_files(void **state)
     (void)state;
 }
 
-/* The steps before quant.start are those of a run without quantisation, the later ones are not; from a checkpoint at,
- * before or after it the run continues with the same bits. */
+/* Steps before quant.start are those of a run without quantisation; later ones differ. From a checkpoint before, at or
+ * after quant.start the run continues with the same bits. */
 static void test_start(void **state)
 {
 #define LATE(steps) "train.steps=" #steps " quant.start=2 output.save_every=1 output.keep=0"
@@ -602,7 +603,8 @@ static void test_start(void **state)
     assert_says(said.err, "evaluating the base model: experts read weights quantised to int8\n");
     assert_true(adapter_error(all, process_trained("optim.schedule=constant train.steps=3")) > 1e-6);
     all = process_trained(fixed(LATE(4)));
-    uint32_t crc[2]; /* the magnitudes are those of the adapter at the first quantised step, not of the first adapter */
+    uint32_t crc[2]; /* CRC of the fixed amax: they are those of the adapter at the first quantised step, not of the
+                        first adapter */
     int64_t size;
     struct err err;
     assert_int_equal(file_crc32(process_output(all, AMAX), &crc[0], &size, &err), 0);
@@ -639,7 +641,8 @@ static void test_errors(void **state)
     (void)state;
 }
 
-/* The experts of the parity case are MXFP4: without an adapter, or with one that is added afterwards, they stay. */
+/* The parity case has MXFP4 experts. Quantising them to MXFP4 has no effect if they have no adapter, or if the adapter
+ * is added after quantisation; a warning says so. */
 static void test_no_effect(void **state)
 {
     static const struct {

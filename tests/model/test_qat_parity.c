@@ -34,7 +34,7 @@ static void test_gradients(void **state)
 static void test_training(void **state)
 {
     static const char *const loss[] = {"loss", NULL};
-    /* make_qat.py has the noise: where the last bit of a value moves its code, two runs of PyTorch differ as much. */
+    /* bounds from make_qat.py: two runs of PyTorch differ as much, where the last bit of a value changes its code */
     const struct recorded_bounds bounds = {
         loss, loss, .first = 1e-5, .later = 5e-3, .start = 1e-5, .first_norm = 1e-3, .later_norm = 0.1};
     struct config cfg;

@@ -81,7 +81,7 @@ static void decode_attention(struct draft *d, const struct quantize *q)
     }
 }
 
-/* pattern: tensor name with the layer, the expert's number and part[i]. */
+/* Replaces the parts of every expert in every layer, model.layers.LAYER.folder.EXPERT.part, by decode_joined. */
 static void decode_experts(struct draft *d, const char *folder, const char *const *part, int n_part, int n_exp,
                            const struct quantize *q)
 {
@@ -469,8 +469,8 @@ static void assert_same_start(const struct started *s, const char *what, int64_t
     mem_free(file);
 }
 
-/* The second start reads the bytes of the first from the cache, as the checkpoint's weights are overwritten, except the
- * first 4 KiB of a tensor, with which it identifies the checkpoint. */
+/* The second start reads the packed bytes from the cache: the test has overwritten the checkpoint's weights, except the
+ * first 4 KiB of each tensor, by which moetrain identifies the checkpoint. */
 static void test_cache_is_read(void **state)
 {
     (void)state;

@@ -9,7 +9,8 @@
 
 enum { MOST_EXPERTS = 256 };
 
-/* Loads by rank: a power of 1 / rank, and 0 from the rank n_load. */
+/* Relative loads of the first n_load experts, others have none: all equal with power 0, otherwise 1 / (e + 1) for
+ * expert e. */
 static void fill(double *load, int64_t n_exp, int64_t n_load, int power)
 {
     for (int64_t e = 0; e < n_exp; e++) load[e] = e < n_load ? power ? 1 / (double)(e + 1) : 1 : 0;
@@ -169,8 +170,8 @@ static const char *make_run(const char *event)
     return dir;
 }
 
-/* A run of two layers with routed experts, whose fullest ones have 4 and 2 times the mean, before and behind a dense
- * one. */
+/* A run with three layers: the fullest expert has 4 times the mean rows in the first and 2 times in the last; the
+ * second layer is dense. */
 static void test_loads_of_a_run(void **state)
 {
     (void)state;

@@ -109,7 +109,8 @@ static void host_memory_gives_the_same_bytes(void **state)
         const bool experts = ways[i] == CFG_OFFLOAD_EXPERTS || all;
         /* 3 passes; 2 of the 5 inputs; out and in */
         const int n_input = inputs ? 3 * 2 * 2 : 0;
-        /* 4 layers while loading; in each pass 2 forward, 2 backward; the first finds layers 2 and 3 in the slots */
+        /* copies of experts: 4 layers while loading; per pass 2 in the forward and 2 in the backward; 2 more at the
+         * start, since loading leaves layers 2 and 3 in the slots */
         const int n_expert = experts ? 4 + 2 + 3 * (2 + 2) : 0;
         assert_int_equal(m->host_inputs > 0, inputs);
         assert_int_equal(m->host_moments > 0, ways[i] == CFG_OFFLOAD_MOMENTS || all);
@@ -137,7 +138,8 @@ static struct tensor input_of(const struct host_ring *r, int64_t l)
     return tensor_2d(r->slot[l % r->n_slot], DT_F32, 1, 8);
 }
 
-/* As model.c calls it: every layer writes its output and reads its input, in both passes that of its number. */
+/* Calls the ring as model.c does. Layer l reads input l and writes input l + 1 in the forward; the backward must find
+ * input l again. */
 static void inputs_pass(struct host_ring *r, struct device *dev, int64_t n_layer, int64_t lowest)
 {
     set_value(input_of(r, 0), 0, 1000);
@@ -152,7 +154,7 @@ static void inputs_pass(struct host_ring *r, struct device *dev, int64_t n_layer
         host_ring_need(r, dev, l, PASS_BACKWARD);
         if (!(value_at(input_of(r, l), 0) == (double)(1000 + l)))
             fail_msg("input of layer %d of %d: %g", (int)l, (int)n_layer, value_at(input_of(r, l), 0));
-        set_value(input_of(r, l + 1), 0, NAN); /* its place may be taken */
+        set_value(input_of(r, l + 1), 0, NAN); /* another input may now use its slot */
     }
     host_ring_join(r, dev);
     assert_int_equal(late.n, 0);
@@ -228,8 +230,8 @@ static double loss_of(struct model *m, const struct model_batch *b, bool backwar
 
 static double loss_of_two(struct model *m, bool backward) { return loss_of(m, &two, backward); }
 
-/* Gradients of a step that is skipped do not come back: neither in a step of the last micro-batch alone nor in one
- * whose gradients are not announced. */
+/* Gradients of a skipped step do not reach later steps, also when such a step consists of its last micro-batch only, or
+ * does not announce its gradients. */
 static void skipped_steps(void **state)
 {
     (void)state;
@@ -287,8 +289,8 @@ static void experts_of_every_order_of_passes(void **state)
     }
 }
 
-/* The same model with other groups: the bits of every layer in which it differs from one that saves all on the device.
- */
+/* Opens the model with other saved groups: `differs` has for each layer the bits that differ from saving all groups on
+ * the device. */
 static void open_with_groups(struct run *r, struct config *cfg, const uint8_t *differs)
 {
     struct err err = {.msg = ""};
@@ -328,7 +330,8 @@ static void groups_in_host_memory_give_the_same_bytes(void **state)
         open_with_groups(&r, &cfg, ways[i]);
         late.n_total = 0;
         double *x = trained(&r, loss, &n);
-        if (!on_gpu) /* and 2 inputs of layers; the experts of 2 layers in each direction, of 2 more at first */
+        if (!on_gpu) /* copies per pass: groups, 2 inputs of layers in each direction, experts of 2 layers in forward
+                        and in backward; experts of 2 more layers at the start */
             assert_int_equal(late.n_total, 3 * 2 * (2 + moved[i]) + 2 + 3 * (2 + 2));
         assert_int_equal(late.n, 0);
         assert_memory_equal(loss, first_loss, sizeof(loss));
@@ -383,7 +386,8 @@ static const char *four_layers(void)
     return set;
 }
 
-/* Every row's key gives the row: the same peak and choice in a plan; the run prints the same line. */
+/* Each row of the table names a key. A plan with this key has the row's peak and choice, and a run prints the same
+ * line. */
 static void rows_are_plans(void **state)
 {
     (void)state;

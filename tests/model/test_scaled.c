@@ -170,7 +170,7 @@ static void assert_inspects(const char *dir, const char *says)
     free(text);
 }
 
-/* One row per weight with its logical shape; scales count as bytes of it. */
+/* `inspect` prints one row per weight, with its logical shape; the bytes include its scales. */
 static void test_inspect_rows(void **state)
 {
     (void)state;

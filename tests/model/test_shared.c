@@ -267,8 +267,8 @@ static void test_files(void **state)
     safetensors_close(&st);
 }
 
-/* Adapters of a dense layer: names that PEFT takes, as it does not take mlp.gate_proj for a module, and every export,
- * which is read back and compared. */
+/* Adapters of a dense layer: names that PEFT accepts, since mlp.gate_proj alone matches no module there; every export,
+ * read back and compared. */
 static void test_dense_files(void **state)
 {
     (void)state;

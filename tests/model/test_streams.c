@@ -35,7 +35,7 @@ static void add(struct draft *d, const char *name, int ndim, int64_t n_row, int6
     draft_put(d, name, DT_F32, ndim, (int64_t[]){n_row, n_col}, x);
 }
 
-/* The three tensors of a site, or of the head, which has n values. */
+/* The three tensors of the hyper-connections around a mixer or network (a site), or of those before the head. */
 static void add_site(struct draft *d, const char *site, bool head, int64_t dim)
 {
     const int64_t n_value = head ? STREAMS : (2 + STREAMS) * STREAMS, n_col = STREAMS * dim;
@@ -128,7 +128,8 @@ static double log_softmax(const float *x, int64_t n, int64_t at)
     return (double)x[at] - log(sum);
 }
 
-/* The loss, the logits of generation and the likeliest tokens of a teacher follow from the same sum of the streams. */
+/* Loss, logits of generation and the likeliest tokens of a teacher are computed from the same sum of the residual
+ * streams. */
 static void ends_agree(void **state)
 {
     struct config cfg;

@@ -60,7 +60,7 @@ static const char *saved(struct linear_form experts, struct linear_form attentio
     return dir;
 }
 
-/* A down_proj has 12288 values: 3 blocks of 4096, 384 of 32, the latter with two nested absmax. */
+/* down_proj has 12288 values: 3 blocks of 4096 values, or 384 blocks of 32, whose nested absmax has two blocks. */
 static void test_bitsandbytes(void **state)
 {
     (void)state;
@@ -160,7 +160,7 @@ static void test_tied(void **state)
     draft_free(&d);
 }
 
-/* Without streams, `export` reads from n_stream that there are none. */
+/* In a model without residual streams, loading the head alone sets n_stream to 0, which `export` reads. */
 static void test_head_alone(void **state)
 {
     (void)state;
@@ -585,7 +585,7 @@ static void test_mixed_experts(void **state)
     mem_free(x);
 }
 
-/* k of 48 rows ends inside its second block of 4096, where v would have to begin. */
+/* k has 48 rows and ends inside its second block of 4096 values, so v would begin inside a block. */
 static void test_partial_blocks(void **state)
 {
     (void)state;

@@ -115,7 +115,7 @@ static void rows_of_a_batch(void **state)
         assert_true(row.reward > -1.5 && row.reward <= 0);
     }
     assert_true(b.o.stats.n == 12 && b.o.stats.reward < 0 && b.o.stats.reward_std > 0);
-    /* another step has other samples; its prompts go on, into the next epoch */
+    /* the next step has other samples; its prompts continue in the order of the data, into the next epoch */
     const uint64_t first = rollouts_hash(r);
     assert_int_equal(batch(&b, 1, (struct loader_pos){0, 6}), 0);
     assert_true(rollouts_hash(&b.o.rows) != first);

@@ -97,7 +97,8 @@ static double number_of(const char *config, const char *event, int step, const c
     return value;
 }
 
-/* Sampler and trainer agree; several steps of a batch, each row in several of them. */
+/* Log-probabilities of sampler and trainer agree. A generation batch trains several steps, and each row is in several
+ * of them. */
 static void log_and_iterations(void **state)
 {
     (void)state;
@@ -120,7 +121,7 @@ static void log_and_iterations(void **state)
     assert_same_output(run, part, ADAPTER);
 }
 
-/* A step over the recorded rows of a batch is the online step. */
+/* A step of offline training on the recorded rows of a batch gives the adapter of the online step. */
 static void offline(void **state)
 {
     (void)state;
@@ -135,7 +136,7 @@ static void offline(void **state)
     assert_true(adapter_error(online, recorded) < 1e-4);
 }
 
-/* The commands that the end of a run names, and others that read its data, take prompts. */
+/* The commands that the end of a run names, and others that read its data, accept rows of prompts. */
 static void commands_after_a_run(void **state)
 {
     (void)state;
@@ -166,7 +167,8 @@ static void commands_after_a_run(void **state)
     }
 }
 
-/* Without weights that correct for the sampler, too, a difference over the bound ends the run. */
+/* A difference of log-probabilities above rollout.max_logp_difference ends the run, also without importance weights for
+ * the sampler. */
 static void sampler_is_compared(void **state)
 {
     (void)state;

@@ -106,8 +106,8 @@ static void assert_same_run(const char *a, const char *b)
     }
 }
 
-/* Rows of the first step: ids of all turns, a mask, an experts' entry of each token but the last. Returns the most
- * turns. */
+/* Checks the rows of the first step: ids of all turns, a mask, and the chosen experts of each token except the last.
+ * Returns the largest number of turns. */
 static int64_t check_rows(const char *config)
 {
     static char text[TEXT];
@@ -157,7 +157,7 @@ static void kills_and_ranks(void **state)
     assert_same_run(one, four);
 }
 
-/* One program for a group of ranks, whose ranks make the same requests. */
+/* The ranks of a group make the same requests, so they share one program. */
 static void expert_parallel(void **state)
 {
     (void)state;
@@ -185,7 +185,8 @@ static double number_of(const char *config, const char *event, const char *key)
     return value;
 }
 
-/* A step over the recorded rows of a batch is the online step: messages carry no loss in both. */
+/* A step of offline training on the recorded rows gives the adapter of the online step: in both, messages of the
+ * environment carry no loss. */
 static void train_offline(const char *mode, const char *with, const char *seq_len)
 {
     const char *online = config_of(mode, ""), *recorded = config_of(mode, "");
@@ -300,9 +301,8 @@ static void failures(void **state)
     assert_says(said.err, "reward.game = environment needs environment.command");
 }
 
-/* A template that changes the text before the turns ends completions, not the run; a reward that is always null is
- * said.
- */
+/* A template that changes the text before the turns ends the completion, not the run; the log says that a reward is
+ * always null. */
 static void refused_turns(void **state)
 {
     (void)state;

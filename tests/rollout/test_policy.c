@@ -50,7 +50,7 @@ static double metric(const char *config, int n, const char *key)
     return value;
 }
 
-/* Two steps on one generation, however micro-batches, recomputation and ranks divide them. */
+/* Two steps on one generation are the same for any division into micro-batches and ranks, and any recomputation. */
 static void a_step_may_be_divided(void **state)
 {
     (void)state;
@@ -87,7 +87,7 @@ static void a_step_may_be_divided(void **state)
     }
 }
 
-/* Six steps, and the same with a stop after each: within iterations, between them, between generations. */
+/* Six steps at once, and with a stop after each step: within an iteration, between iterations, between generations. */
 static void a_run_continues(void **state)
 {
     (void)state;
@@ -154,7 +154,7 @@ static void rows_without_gradient(void **state)
     assert_true(metric(config, 0, "grad_norm") > 0 && metric(config, 0, "kl") > 0);
 }
 
-/* Rows of generate, whose rewards are null, train; the reader and the writer have one form. */
+/* Rows that `generate --format rollouts` writes can be trained on, with null rewards. */
 static void rows_of_generate(void **state)
 {
     (void)state;
@@ -173,8 +173,8 @@ static void rows_of_generate(void **state)
     assert_close(metric(config, 0, "loss"), 0, 1e-12);
 }
 
-/* The sampler's experts: with those that the trainer would choose nothing changes but the rows of prompts, which are
- * not shared; every row has them, or none. */
+/* Training with recorded experts of the sampler. If they are those that the trainer would choose, only the rows of
+ * prompts change, which are then not shared. Either every row of a file has recorded experts or none. */
 static void rows_with_experts(void **state)
 {
     (void)state;

@@ -139,7 +139,7 @@ static void unread_streams(void **state)
     http_close(here.http);
 }
 
-/* A reader of a stream that waits no longer than it may is not closed. */
+/* The server keeps the connection of a slow reader whose pauses are within the time limit. */
 static void slow_readers(void **state)
 {
     (void)state;

@@ -84,9 +84,10 @@ class Scenario:
 
 
 class Training(Scenario):
-    # Allowed besides: an event file per start, checkpoints that could not be deleted, archives of stopped runs.
+    # Files that may be there in addition: an event file per start, checkpoints that could not be deleted, archives of
+    # stopped runs.
     TIMES = (r"^out/tensorboard/", r"^out/checkpoints/step-", r"^out/archive-")
-    # Allowed to lack: a run that finished without its cache of packed weights loads none again.
+    # May be missing: a finished run that could not write its cache of packed weights does not load weights again.
     CACHE = "bf16/moetrain-cache/nf4.safetensors"
 
     def whole(self, folder, reference):

@@ -1,6 +1,6 @@
 """options.py - every configuration key, by --set and in a file, at valid and at extreme values, and every option and
-argument of every command at extreme values. A valid value must train a step, and so must any other that is accepted;
-values from a file are only read."""
+argument of every command at extreme values. With --set a valid value, and any other value that is accepted, must train
+a step; a configuration file with the value is only parsed."""
 import json
 import os
 import re
@@ -63,7 +63,7 @@ COMMANDS = {
     "version": [],
 }
 VERIFY = ["{config}", "--base", "--generate", "--tokens", "1", "--input", "{prompts}"]
-# An option that needs others, or excludes one of those above.
+# Arguments for options that need others, or exclude one of the arguments above.
 INSTEAD = {
     ("generate", "--messages"): ["{config}", "--base", "--tokens", "1"],
     ("generate", "--adapter"): ["{config}", "--prompt", "a", "--tokens", "1"],
@@ -108,7 +108,7 @@ NEEDS = {
 }
 # Valid values of the keys that are text, and of others for which type and range do not say enough. A tuple also has the
 # settings that the value needs.
-# Other objectives do not read these keys: only their defaults are valid.
+# Only online RL reads these keys; with other objectives only their defaults are valid.
 ONLINE_RL = {
     "num_generations": "8", "num_iterations": "1", "steps_per_generation": "1", "max_completion_length": "512",
     "temperature": "1", "epsilon": "auto", "epsilon_high": "auto", "delta": "0", "kl": "auto", "scale_rewards": "auto",

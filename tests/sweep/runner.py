@@ -89,7 +89,8 @@ class Sweep:
         return Result(p.returncode, texts[0], texts[1], stopped, usage.ru_maxrss * 1024, time.monotonic() - started)
 
     def judge(self, r, names=(), stop=False, codes=(0, 1, 2)):
-        """What is wrong with the run, or None. names: an error must contain one. stop: it may run until stopped."""
+        """What is wrong with the run, or None. names: an error must contain one of them. stop: the run may last until
+        it is stopped."""
         report = SANITIZER.search(r.err)
         if report:
             return "sanitizer: " + report.group(0).decode(errors="replace")[:300]

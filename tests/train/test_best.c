@@ -163,8 +163,8 @@ static const char *killed_after_evaluation(void)
     return config;
 }
 
-/* A run that continues has the best/ of its checkpoint. The settings of a killed run determine whether it gets the
- * later one again. */
+/* A continued run takes best/ from its checkpoint. Whether the later best/ of the killed run appears again depends on
+ * the run's settings. */
 static void a_continued_run_has_its_own_best(void **state)
 {
     (void)state;
@@ -207,7 +207,7 @@ static void nothing_to_evaluate(void **state)
     assert_null(strstr(said.err, "writes best/ again"));
 }
 
-/* Checkpoints 3, 4 and 5 name the best/ of step 3; it is in the newest of them. */
+/* Checkpoints 3, 4 and 5 refer to the best/ of step 3; only the newest of the three holds its files. */
 static void the_best_is_in_the_newest_checkpoint(void **state)
 {
     (void)state;
@@ -222,7 +222,7 @@ static void the_best_is_in_the_newest_checkpoint(void **state)
     assert_int_equal(peft_step(process_output(config, "best")), 3);
     assert_int_equal(peft_step(process_output(config, "archive-1/best")), 6);
     assert_false(file_exists(process_output(config, "archive-1/checkpoints/step-000005/best")));
-    /* the earlier one is gone: the search starts again, with an evaluation of the checkpoint */
+    /* the best/ of the checkpoint is missing: the search starts again with an evaluation of the checkpoint */
     config = killed_after_evaluation();
     delete (config, "checkpoints/step-000002/best");
     if (process_run_sets(config, BETTER "optim.lr=0")) fail_msg("%s", said.err);

@@ -73,7 +73,8 @@ static void an_improvement_ends_the_count_of_patience(void **state)
     assert_int_equal((int)in_state(config, "000004", "\"best_step\""), 4);
 }
 
-/* Steps that diverge do not raise the loss that they are compared with: it is that before the first update. */
+/* The warning of divergence compares with the loss before the first update, so diverging steps do not raise the
+ * reference. */
 static void divergence_is_judged_by_the_first_step(void **state)
 {
     (void)state;
@@ -93,7 +94,7 @@ static void divergence_is_judged_by_the_first_step(void **state)
     assert_close(in_state(config, "000001", "\"first_loss\""), fmax(loss[0], held_out), 1e-12);
 }
 
-/* A long plan says what it does, rank 0 alone; a short one says nothing. */
+/* When planning takes long, rank 0 prints its progress; a short plan prints nothing. */
 static void long_plans_say_so(void **state)
 {
     (void)state;

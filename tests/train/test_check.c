@@ -78,8 +78,8 @@ static int n_larger(const char *name)
     return n;
 }
 
-/* The device is a CPU in bf16, so one run of the CPU has its errors. With gated DeltaNet the largest of several counts.
- */
+/* The device here is a CPU in bf16, so one reference run of the CPU has the same errors. With gated DeltaNet the bound
+ * is the largest error of several runs of the CPU. */
 static void test_several_cpu_runs(void **state)
 {
     (void)state;
@@ -141,7 +141,8 @@ static void broken_norm(struct device *dev, struct tensor y, struct tensor rstd,
     if (!dev->dry_run) ((float *)y.data)[5] = NAN;
 }
 
-/* The free part of the work memory is scratch of every op; this one comes last. */
+/* An op that overwrites the free part of the work arena, which every op may use as scratch. It is the last op of a
+ * step. */
 static void littering_sums(struct device *dev, struct tensor rows, struct tensor gates, const struct route *r)
 {
     const struct arena *work = &dev->work;

@@ -130,7 +130,7 @@ static void test_unused_dropout(void **state)
     assert_null(strstr(said.err, "has no effect"));
 }
 
-/* lora.alpha is a constant: with a small or large rank the scale is not what people expect. */
+/* lora.alpha does not follow lora.r, so a small or large rank gives an unusual scale, and a warning. */
 static void test_unusual_scale(void **state)
 {
     (void)state;
@@ -196,7 +196,8 @@ static void test_plan(void **state)
     assert_says(said.out, "recompute = full");
 }
 
-/* A budget between two modes: the plan saves in some layers what does not fit in all. */
+/* A memory budget between two modes of recomputation: the plan saves activations in some layers, since they do not fit
+ * in all. */
 static void test_budget(void **state)
 {
     (void)state;

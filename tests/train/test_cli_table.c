@@ -445,7 +445,7 @@ static void test_config_markdown(void **state)
     }
 }
 
-/* A paragraph begins at the margin, and no line is blank but for spaces. */
+/* Paragraphs of help begin at the margin, and lines between them have no spaces. */
 static void test_paragraphs(void **state)
 {
     (void)state;

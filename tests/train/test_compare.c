@@ -181,7 +181,8 @@ static void page_replaces_only_files(void **state)
     }
 }
 
-/* With eval.best = accuracy: of the evaluations with the highest share of right pairs that of the lowest loss. */
+/* With eval.best = accuracy the best evaluation has the highest share of right pairs and, among equal shares, the
+ * lowest loss. */
 static void best_by_accuracy(void **state)
 {
     (void)state;

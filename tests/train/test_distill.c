@@ -14,7 +14,8 @@
 #include "data/topk.h"
 #include "tests/process.h"
 
-/* Lines of [distill], then others; [optim] is constant, so that a longer run makes the same steps. */
+/* A configuration with the lines `distill` in [distill], then `more`. The learning rate is constant, so that a longer
+ * run makes the same steps. */
 static const char *config_of(const char *distill, const char *more)
 {
     char text[4 * MT_PATH];
@@ -100,7 +101,7 @@ static void a_new_adapter_is_the_base(void **state)
     assert_true(metric(quantised, "step", 0, "grad_norm") > 0);
 }
 
-/* An adapter that is its own teacher; a student's dropout is none of the teacher's. */
+/* An adapter that is its own teacher has no divergence. Dropout applies to the student only. */
 static void an_adapter_is_its_teacher(void **state)
 {
     (void)state;
@@ -154,7 +155,7 @@ static void the_loss_is_the_sum_of_its_parts(void **state)
     }
 }
 
-/* One step, however its micro-batches and its recomputation are chosen, and however many ranks there are. */
+/* One step is the same for any division into micro-batches, any recomputation and any number of ranks. */
 static void a_step_may_be_divided(void **state)
 {
     (void)state;
@@ -328,7 +329,8 @@ static const char *three_documents(void)
     return path;
 }
 
-/* Rows of the base model for all of the vocabulary are the base model. */
+/* Teacher rows of the base model that cover the whole vocabulary give the same training as the base model as teacher.
+ */
 static void whole_rows_are_the_base(void **state)
 {
     (void)state;
@@ -361,7 +363,7 @@ static void whole_rows_are_the_base(void **state)
     assert_true(adapter_error(rows, base) < 1e-4);
 }
 
-/* The rows are those of the weights as they are loaded, whatever a run is trained for. */
+/* `teach` computes rows with the weights as loaded, without the quantisation of [quant]. */
 static void a_teacher_is_not_quantised(void **state)
 {
     (void)state;
@@ -404,7 +406,7 @@ static void a_signal_leaves_no_rows(void **state)
     }
 }
 
-/* Few tokens, many documents: shuffled, packed and continued as any other data. */
+/* Teacher rows with few tokens and many documents are shuffled, packed and continued like other data. */
 static void rows_continue(void **state)
 {
     (void)state;
@@ -542,7 +544,8 @@ static void unlabelled_tokens_take_no_memory(void **state)
     json_out_free(&o);
 }
 
-/* A run continues with equal distributions alone: ids, probabilities, and the tokens that they belong to. */
+/* A run continues only with equal teacher rows: the hash covers ids, probabilities, and the tokens to which they
+ * belong. */
 static void the_hash_has_every_value(void **state)
 {
     (void)state;

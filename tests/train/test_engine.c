@@ -185,7 +185,8 @@ static void one_at_a_time(struct bed *b, struct case_of *c)
     }
 }
 
-/* All in a random order, some later than others, from three groups; every tenth is cancelled on the way. */
+/* Adds all requests in a random order, some after others have begun, in three groups; cancels every tenth while it
+ * runs. */
 static void all_at_once(struct bed *b, struct case_of *c, uint64_t turn, int64_t n_seq, int64_t cache_tok)
 {
     struct engine *e = open_engine(b, n_seq, cache_tok);
@@ -333,7 +334,8 @@ static void add_plain(struct engine *e, int64_t n, int64_t tokens, struct sample
     if (engine_add(e, &q, &err) < 0) fail_msg("%s", err.msg);
 }
 
-/* A request of one sample beside one of many, and beside many: it begins while they use their share. */
+/* A request of one sample, beside one request of many samples and beside many requests: it begins while the others use
+ * no more than their share. */
 static void groups_share(void **state)
 {
     (void)state;
@@ -360,7 +362,8 @@ static void groups_share(void **state)
     run_close(&b.run);
 }
 
-/* The cache has room for the first request and for short ones, not for the second, which lets 64 pass. */
+/* The cache has room for the first request and short ones, but not for the second, large one. At most 64 later requests
+ * overtake it. */
 static void room_is_used(void **state)
 {
     (void)state;
@@ -383,7 +386,8 @@ static void room_is_used(void **state)
 
 /* ---- log-probabilities of prompts ---- */
 
-/* A prompt's log-probabilities are those that its tokens have as an answer; also without an answer. */
+/* Tokens of a prompt have the log-probabilities that they have as an answer, also when the request asks for no answer.
+ */
 static void scores_prompts(void **state)
 {
     (void)state;
@@ -487,7 +491,8 @@ static void refuses(void **state)
 
 /* ---- text ---- */
 
-/* Tokens split characters and stop strings; what a stream shows never shrinks, and no more than the text. */
+/* Characters and stop strings that are divided between tokens. The text that a stream shows never shrinks and never
+ * exceeds the final text. */
 static void texts(void **state)
 {
     (void)state;

@@ -36,7 +36,7 @@ static bool is_unread(const char *name)
     return source_is_activation_scale(name);
 }
 
-/* The texts of a hash as it was loaded, and of each tensor's bytes, which follow from the files alone. */
+/* The hash that loading computed equals one computed directly from the bytes of each tensor in the files. */
 static void check_hash(const struct opened *o, const struct base_hash *h)
 {
     struct base_hash want;
@@ -135,8 +135,8 @@ static bool is_later_expert(const char *name)
     return false;
 }
 
-/* Flips the first bit of byte `at` with which the checkpoint still loads; whether the fingerprint then differs from
- * `before`. A checkpoint that no longer loads, whichever bit of the byte is flipped, is noticed too. */
+/* Flips a bit of byte `at` with which the checkpoint still loads, and returns whether the fingerprint then differs from
+ * `before`. Also true if the checkpoint loads with no bit of the byte flipped. */
 static bool notices(struct opened *o, int64_t i, int64_t at, uint64_t before)
 {
     struct st_tensor *t = &o->st.tensors[i];
@@ -243,7 +243,7 @@ static void every_tensor_of_deepseek_v4(void **state)
     synth_memory_close(&m);
 }
 
-/* The fingerprint has of larger tensors the first 64 KiB; of experts the first one, in every layer. */
+/* The fingerprint covers the first 64 KiB of a tensor and, in every layer, the first expert. */
 static void bytes_that_it_does_not_cover(void **state)
 {
     (void)state;
@@ -329,7 +329,8 @@ static void ways_to_load(void **state)
     }
 }
 
-/* Formats differ; the cache that the first load writes and later ones read does not. */
+/* The fingerprint differs between packing formats, but not between the first load, which writes the cache, and later
+ * loads, which read it. */
 static void packed_while_loading(void **state)
 {
     (void)state;

@@ -426,7 +426,8 @@ static void interrupted(void **state)
     }
 }
 
-/* The rows that an interrupted run kept for later are written in their place, and not computed again. */
+/* An interrupted run keeps finished rows whose turn has not come in a file. The continued run writes them at their
+ * place and does not compute them again. */
 static void keeps_later_rows(void **state)
 {
     (void)state;
@@ -501,7 +502,7 @@ static void check_sampler(void **state)
     }
 }
 
-/* Its bounds are of means, and of how often training chooses other experts. */
+/* In bf16 `check --sampler` limits the mean difference, and how often training chooses other experts. */
 static void check_sampler_bf16(void **state)
 {
     (void)state;

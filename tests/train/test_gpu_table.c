@@ -50,7 +50,8 @@ static void names_and_sizes(void **state)
     }
 }
 
-/* A card that is not in the table has no rates: an L40 is not an L4, and an RTX A400 no A40. */
+/* A GPU that is not in the table has no rates. Names are compared as a whole: an L40 is not an L4, and an RTX A400 no
+ * A40. */
 static void rates_by_device(void **state)
 {
     (void)state;
@@ -151,7 +152,8 @@ static void plans_with_the_kernels_of_the_card(void **state)
     assert_says(said.out, "layers decoded to bf16");
 }
 
-/* `auto` takes at most half of --host-gb, a fixed train.offload all; without it the plan says what must be free. */
+/* train.offload = auto takes at most half of --host-gb, a fixed value may take all of it. Without --host-gb the plan
+ * says how much host memory must be free. */
 static void host_memory_of_the_card(void **state)
 {
     (void)state;

@@ -8,8 +8,8 @@
 #include "data/file/file.h"
 #include "tests/process.h"
 
-/* Of every line but `start` and `experts`, which an interruption adds: event, step and loss or prompt, which two runs
- * have in common. */
+/* Event, step and loss or prompt of every line, as two equal runs have them. Leaves out `start` and `experts`, of which
+ * an interruption adds lines. */
 static const char *events_of(const char *config)
 {
     static char text[2][1 << 16], list[2][1 << 14];
@@ -87,7 +87,8 @@ static void answers_are_complete(void **state)
     }
 }
 
-/* The checkpoint was written before the evaluation of its step, and a run that made it was killed. */
+/* A run was killed after the evaluation of a step whose checkpoint had been written before: the continued run has the
+ * evaluation once. */
 static void an_evaluation_is_there_once(void **state)
 {
     (void)state;
@@ -101,8 +102,8 @@ static void an_evaluation_is_there_once(void **state)
     assert_null(strstr(events, "\"loss\":1\n"));
 }
 
-/* Killed between the write of a checkpoint and the deletion of the oldest one: the next start deletes it, also that of
- * a run without a step to make. */
+/* Killed between the write of a checkpoint and the deletion of the oldest one: the next start deletes the oldest one,
+ * also when no step is left to train. */
 static void a_kill_leaves_no_checkpoint_too_many(void **state)
 {
     (void)state;

@@ -322,8 +322,8 @@ static void truncated_metrics_are_resumed(void **state)
     }
 }
 
-/* Which events of a step stay follows from what the run makes again: a line of the table is an event and, per way to
- * continue, whether it stays. */
+/* Resuming removes the events that the run will write again. Each row has an event and, for each way to continue,
+ * whether it stays. */
 static void events_made_again_are_removed(void **state)
 {
     (void)state;

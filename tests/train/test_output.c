@@ -74,7 +74,7 @@ static void test_lock(void **state)
     lock_release(&again);
 }
 
-/* The function takes the place of libc's; before the next lock it deletes a file. */
+/* fcntl in place of libc's: it deletes this file before the next lock. */
 static const char *delete_before_lock;
 
 int fcntl(int fd, int cmd, ...)

@@ -6,7 +6,7 @@
 #include "tests/plan_bed.h"
 #include "tests/process.h"
 
-/* Nothing fits train.memory_gb: the value that the error suggests fits. */
+/* train.memory_gb is too small for any plan: with the value that the error suggests, one fits. */
 static void suggested_limit(void **state)
 {
     (void)state;
@@ -32,8 +32,7 @@ static void suggested_limit(void **state)
     }
 }
 
-/* Where the weights alone are too large, and of an evaluation too, the error says that experts may be in host memory.
- */
+/* If the weights alone are too large, in training or in an evaluation, the error suggests experts in host memory. */
 static void experts_of_a_fixed_offload(void **state)
 {
     (void)state;
@@ -67,7 +66,7 @@ static void experts_of_a_fixed_offload(void **state)
     }
 }
 
-/* --host-gb is of the machine: the error has the need of all its ranks. */
+/* --host-gb is the host memory of the machine, so the error names the need of all its ranks together. */
 static void host_memory_of_ranks(void **state)
 {
     (void)state;
@@ -90,8 +89,8 @@ static void host_memory_of_ranks(void **state)
     mem_free(b);
 }
 
-/* On a card whose machine has less host memory than a fixed train.offload needs, nothing fits; `auto` takes half of it,
- * and where the device is too small as well the error names what is missing. */
+/* A plan for a GPU whose machine has less host memory than a fixed train.offload needs does not fit. `auto` uses half
+ * of the host memory; if the GPU is too small as well, the error names what is missing. */
 static void host_memory_of_a_card(void **state)
 {
     (void)state;
@@ -169,7 +168,7 @@ static const char *const suggestions[SUGGESTIONS] = {
     [NF4] = "set model.quantize = nf4 with model.quantize_attention = true (needs ",
 };
 
-/* Follows suggestion i of a message; less: by a third, or as far as it goes. */
+/* Follows suggestion i of a message. For a smaller seq_len it takes two thirds, for other numbers the extreme value. */
 static void follow(struct bed *b, int i, const char *text)
 {
     struct config *cfg = &b->cfg;
@@ -216,8 +215,8 @@ static int follow_each(struct bed *b, int n[SUGGESTIONS], const char *message)
     return found;
 }
 
-/* Over a grid of options, of memory between the weights and what is needed, and of host memory. Two layers: one of each
- * attention. */
+/* Runs over a grid of options, of memory limits between the weights and the whole need, and of host memory. Two layers,
+ * one of each kind of attention. */
 static void every_suggestion_needs_less(void **state)
 {
     (void)state;

@@ -235,7 +235,7 @@ static void host_memory(void **state)
     }
 }
 
-/* All layers but one, which has the slot that recomputation fills; and what every layer keeps. */
+/* Saving a group costs its bytes in all layers except one, since recomputation needs memory for one layer anyway. */
 static void activations(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* test_plan_choice.c - the ranks of a run make one choice of the plan, that of the rank with the least free memory; the
- * time that decoding inside the products takes; logits that share the memory with activations; places in host
- * memory; a GPU that other processes use; tensors that are missing. */
+ * time that decoding inside the products takes; logits that share memory with activations; host memory; a GPU that
+ * other processes use; missing tensors. */
 #include <math.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@
 
 enum { N_RANK = 2 };
 
-/* What a plan chose, as the ranks' process leaves it for the test. */
+/* What a rank's process hands to the test: the choice of its plan. */
 struct chosen {
     struct acts_save save;
     int64_t peak, budget, decoded, expert_group;
@@ -131,8 +131,8 @@ static void one_choice(void **state)
 
 /* ---- products that decode on the way */
 
-/* Milliseconds of a step of 8 layers of gpt-oss-20b (tests/notebook/decode.md) with 32 experts of 2880 x 8640 weights,
- * whose products have the floor of 820 TFLOP/s. */
+/* choice_packed_share agrees with ms of a step of 8 layers of gpt-oss-20b (tests/notebook/decode.md). It is a share of
+ * the products' floor: 32 experts of 2880 x 8640 weights at 820 TFLOP/s. */
 static void times_are_as_measured(void **state)
 {
     (void)state;
@@ -147,7 +147,7 @@ static void times_are_as_measured(void **state)
     assert_true(!(choice_packed_share(96) > 0) && !(choice_packed_share(32) > 0));
 }
 
-/* More decoded layers take less time at 193 to 768 rows per expert too, so the knapsack takes them. */
+/* At 193 to 768 rows per expert decoded layers also save time, so the search decodes as many as fit. */
 static void decoded_layers_are_worth_memory(void **state)
 {
     (void)state;
@@ -176,7 +176,8 @@ static void decoded_layers_are_worth_memory(void **state)
     mem_free(b);
 }
 
-/* Half a tile of 128 rows per expert: eight times as much per token where an expert has an eighth of the rows. */
+/* A plan adds the time of half a tile of 128 rows per expert: per token eight times as much where an expert has an
+ * eighth of the rows. */
 static void tiles_cost_small_batches_more(void **state)
 {
     (void)state;
@@ -198,8 +199,8 @@ static void tiles_cost_small_batches_more(void **state)
     assert_true(us[1] > 0 && fabs(us[0] / us[1] - 8) < 1e-9);
 }
 
-/* Fake quantisation writes the matrices of every product: of packed experts it reads fewer bytes. Where each product
- * only decodes, decoded layers take less time. The plan decodes as many layers as its table says are worth it. */
+/* Fake quantisation writes the matrices of every product and reads fewer bytes from packed experts, so the plan decodes
+ * no layers. Without it each product would decode, so decoded layers save time. */
 static void quantised_experts_stay_packed(void **state)
 {
     (void)state;
@@ -244,8 +245,8 @@ static void quantised_experts_stay_packed(void **state)
 
 /* ---- logits */
 
-/* Where memory is short, the head does not take so few rows at a time that reading its matrix costs more than what the
- * same memory saves elsewhere. */
+/* Where memory is short, the plan does not give the loss head so few rows at a time that reading its matrix again costs
+ * more time than this memory saves elsewhere. */
 static void logits_are_worth_memory(void **state)
 {
     (void)state;
@@ -293,8 +294,8 @@ static void two_billion_tokens(void **state)
     assert_true(needs[0] > 1e14 && needs[1] > 1e14 && needs[2] > needs[1] && needs[2] < 1e17);
 }
 
-/* Rows of the table that save the same differ in the loss head, whose chunks have at most the tokens of a micro-batch.
- */
+/* Rows of the table with the same saved groups differ in the chunk of the loss head, which has at most the tokens of a
+ * micro-batch. */
 static void rows_of_the_table_differ(void **state)
 {
     (void)state;
@@ -333,8 +334,8 @@ static void rows_of_the_table_differ(void **state)
 
 /* ---- places */
 
-/* A place with room for all items does not end the search where another one adds less time: with 200 MiB more the
- * moments fit in host memory beside all items, which takes longer than networks there. */
+/* The search compares all choices of host memory, also after one that saves everything. With 200 MiB more, moments in
+ * host memory let the device save everything, but networks in host memory take less time. */
 static void places_with_all_are_compared(void **state)
 {
     (void)state;
@@ -423,7 +424,8 @@ static void host_memory_of_the_device(void **state)
     }
 }
 
-/* `auto` spends the one memory once: down to the least that trains it keeps nothing in host memory. */
+/* On a device that shares the host's memory, `auto` keeps nothing in host memory, down to the smallest limit with which
+ * training fits. */
 static void one_memory_is_spent_once(void **state)
 {
     (void)state;
@@ -530,7 +532,8 @@ static void decoding_without_effect(void **state)
     }
 }
 
-/* The device holds two layers of packed experts; train.offload = experts moves none where there are no more. */
+/* The device always holds two layers of packed experts. In a model with no more layers train.offload = experts has no
+ * effect, and a warning says so. */
 static void experts_without_effect(void **state)
 {
     (void)state;
@@ -548,7 +551,7 @@ static void experts_without_effect(void **state)
     }
 }
 
-/* Not every dry run of a plan looks for the tensors of every expert; one does. */
+/* One dry run of a plan looks for the tensors of every expert; the others do not. */
 static void every_tensor_is_looked_for(void **state)
 {
     (void)state;

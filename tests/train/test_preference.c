@@ -80,7 +80,7 @@ static void a_new_adapter_is_the_reference(void **state)
     assert_says(said.out, "right ");
 }
 
-/* One step, however its micro-batches and its recomputation are chosen, and however many ranks there are. */
+/* One step is the same for any division into micro-batches, any recomputation and any number of ranks. */
 static void a_step_may_be_divided(void **state)
 {
     (void)state;
@@ -110,7 +110,8 @@ static void a_step_may_be_divided(void **state)
     }
 }
 
-/* With the rows of a prompt once and twice. An auxiliary loss counts them twice. */
+/* Answers that share the rows of their prompt, against a prompt for each answer. With an auxiliary loss they do not
+ * share, since this loss counts the tokens of both. */
 static void answers_share_their_prompt(void **state)
 {
     (void)state;
@@ -149,7 +150,8 @@ static void a_run_continues(void **state)
     }
 }
 
-/* The reference computed once gives the bytes of one in every step, also to a run that continues. */
+/* reference_cache = auto, which computes the reference once, gives the same bytes as computing it in every step, also
+ * in a continued run. */
 static void a_cached_reference_is_the_live_one(void **state)
 {
     (void)state;
@@ -197,7 +199,8 @@ static void best_by_accuracy(void **state)
     assert_says(said.err, "eval.best = accuracy needs an objective over pairs");
 }
 
-/* Both sides, and how much of them is shared; a run that leaves the experts out. */
+/* `tokens` shows both answers and how many tokens they share; a run without adapters on experts gets a warning; the
+ * report has the curves of preferences. */
 static void what_is_told(void **state)
 {
     (void)state;
@@ -230,8 +233,8 @@ static void other_commands(void **state)
     assert_close(log(metric(config, "eval", 0, "perplexity")), -chosen, 1e-9);
 }
 
-/* Commands that read the rows for another purpose: the held-out documents are both answers, questions have the better
- * one as their reference. */
+/* Commands without an objective read preference rows too: both answers are held-out documents, and the better answer is
+ * the reference for `eval --generate`. */
 static void commands_without_an_objective(void **state)
 {
     (void)state;

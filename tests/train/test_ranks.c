@@ -217,7 +217,7 @@ static const char *pipe_script(void)
     return script;
 }
 
-/* Signals before the ranks can save: the process that started them says so. */
+/* After a signal that comes before the first step, the parent process says that there is nothing to save. */
 static void test_early_signals(void **state)
 {
     (void)state;
@@ -234,7 +234,8 @@ static void test_early_signals(void **state)
     }
 }
 
-/* Signals that the parent ignores or blocks: a failed rank is noticed, and SIGTERM ends the run. */
+/* moetrain is started with SIGCHLD ignored or all signals blocked: it still notices a failed rank, and SIGTERM ends the
+ * run. */
 static void test_inherited_signals(void **state)
 {
     (void)state;

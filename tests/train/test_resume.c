@@ -172,7 +172,7 @@ static void forge_in(const char *config, const char *step, const char *old, cons
     assert_int_equal(file_write_atomic(manifest, text, (int64_t)strlen(text), &err), 0);
 }
 
-/* Takes the record of the base model from the adapter of a checkpoint, as in one of an earlier version. */
+/* Removes the record of the base model from the adapter of a checkpoint. Earlier versions wrote none. */
 static void forget_base(const char *config, const char *step)
 {
     char name[96], path[MT_PATH], text[1 << 14], crc_text[16];
@@ -437,8 +437,8 @@ static void later_checkpoints_are_left(void **state)
     assert_null(strstr(said.err, "moved the "));
 }
 
-/* best/ of a step after the one from which a run continues goes with the later checkpoints: its loss is of another run.
- * best/ of an earlier step stays. */
+/* If best/ is of a later step than the one from which a run continues, it is archived with the later checkpoints. best/
+ * of an earlier step stays. */
 static void best_of_later_steps_is_left(void **state)
 {
     (void)state;
@@ -473,7 +473,7 @@ static void best_of_later_steps_is_left(void **state)
     assert_null(strstr(said.err, "to use the best one")); /* adapter/ is the best one */
 }
 
-/* A run that continues a checkpoint of another output.dir archives the run that its own has. */
+/* A run that continues from a checkpoint in another output.dir archives the earlier run in its own output.dir. */
 static void another_run_is_archived(void **state)
 {
     (void)state;

@@ -329,7 +329,7 @@ static void assert_same_files(const char *a, const char *b)
     file_list_free(names, n);
 }
 
-/* The number of tensors of `part` that have the same bytes in `whole`; fails when one is missing there. */
+/* The number of tensors of `part` that have the same bytes in `whole`; fails if `whole` lacks a tensor. */
 static int64_t same_tensors(const char *part, const char *whole, int64_t *n)
 {
     struct safetensors a, b;
@@ -379,7 +379,8 @@ static void test_same_bytes(void **state)
 
 /* ---- in memory */
 
-/* As a file's reader gives them: the loader decides by dtypes. */
+/* A checkpoint in memory has the tensors, with the dtypes, that the reader of its file gives: the loader decides by
+ * dtypes. */
 static void test_memory(void **state)
 {
     (void)state;

@@ -336,7 +336,8 @@ static void test_stack(void **state)
     assert_int_equal(STACK("256", "compare", process_output(config, "."), process_output(config, ".")), 0);
 }
 
-/* 0: GOMP_SPINCOUNT is set before process_prepare, and not after it. */
+/* Returns 0 if GOMP_SPINCOUNT is set before process_prepare and unset after it, so that child processes do not inherit
+ * it. */
 static int spins_left_to_children(void)
 {
     unsetenv("OMP_WAIT_POLICY");

@@ -123,8 +123,9 @@ static void test_batch_divisions(void **state)
     for (int i = 1; i < 4; i++) assert_same_step(run[i], run[0]);
 }
 
-/* Micro-batches of one document each, and no updates. A step of two has the gradient of one: the auxiliary loss counts
- * half in each. With dropout it has not, nor has the next step: every micro-batch drops other elements. */
+/* Equal micro-batches of one document and no updates. A step of two micro-batches has the same gradient as a step of
+ * one, since each counts half of the auxiliary loss. With dropout the gradients differ, also between steps, since every
+ * micro-batch drops other elements. */
 static void test_equal_micro_batches(void **state)
 {
     (void)state;
@@ -214,8 +215,8 @@ static void assert_same_run(const char *a, const char *b)
     for (int i = 0; i < MT_LEN(whole); i++) assert_same_output(a, b, whole[i]);
 }
 
-/* Starts the job until it finishes and sends it the signal `number`, at first at once, then later and later. Returns
- * how often a start after the first was ended. */
+/* Starts the job again and again until it finishes, and sends it the signal `number` after a delay that grows with each
+ * start. Returns how many starts after the first one the signal ended. */
 static int run_in_pieces(const struct job *j, int number, long step_ms)
 {
     const char *dir = scratch_dir();

@@ -95,8 +95,8 @@ static void another_base_model_is_noticed(void **state)
     }
 }
 
-/* All bytes of the weights and config.json, with the differences by name. A finished run, whose model is not loaded,
- * compares the beginnings of the tensors. */
+/* A continued run compares all bytes of the weights, and config.json, and names what differs. A finished run does not
+ * load the model and compares only the beginnings of tensors. */
 static void a_run_does_not_continue_with_another(void **state)
 {
     (void)state;
@@ -115,7 +115,8 @@ static void a_run_does_not_continue_with_another(void **state)
     }
 }
 
-/* A run that begins with such an adapter records its own base model, and so does its export for PEFT. */
+/* A run that starts from an adapter of another base model records the base model on which it trains, and so does its
+ * export for PEFT. */
 static void a_run_from_such_an_adapter_has_its_own(void **state)
 {
     char init[MT_PATH + 32], adapter[MT_PATH];
@@ -135,7 +136,8 @@ static void a_run_from_such_an_adapter_has_its_own(void **state)
     assert_says(said.err, OTHER);
 }
 
-/* A teacher and the format that the weights were packed to are part of the hash that a checkpoint has. */
+/* The hash in a checkpoint covers the teacher and the packing format. The record in an adapter does not, so neither
+ * counts as another base model. */
 static void a_teacher_and_packing_are_no_other_base_model(void **state)
 {
     char sets[MT_PATH], path[MT_PATH];
