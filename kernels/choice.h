@@ -77,7 +77,7 @@ bool choice_grouped_tma(enum cuda_arch arch, int64_t n_out);
 /* ---- attention */
 
 /* Kernels for one width of keys and of values, in which the query heads of a kv head share a tile of 64 rows
- * (any/attn_widths.cu). ATTN_192: the latent attention of DeepSeek-V3. ATTN_ANY: those of sm80/. */
+ * (any/attn_widths.cu). ATTN_192: the latent attention of DeepSeek-V3. ATTN_ANY: the kernels of sm80/. */
 enum attn_way { ATTN_64, ATTN_128, ATTN_192, ATTN_256, ATTN_512, ATTN_ANY };
 enum attn_way choice_attn(enum cuda_arch arch, const struct attn_shape *shape);
 

@@ -27,7 +27,7 @@ extern "C" {
 
 enum {
     COMM_ID = 128,     /* bytes by which the ranks of a group find each other (NCCL's unique id) */
-    COMM_HANDLE = 256, /* bytes of the handle by which another process maps this one's work arena */
+    COMM_HANDLE = 256, /* bytes of the handle by which another process maps this process's work arena */
     COMM_TICKETS = 32  /* calls of comm_all_to_all that may be in progress */
 };
 

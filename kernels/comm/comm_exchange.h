@@ -11,7 +11,7 @@ struct exchange {
     const char *op;
     uint64_t call; /* of the group's calls */
 };
-/* One message to and one from each of the others. bytes < 0: none. */
+/* One message to and one from each other rank. bytes < 0: none. */
 struct exchange_part {
     const void *send;
     void *recv;

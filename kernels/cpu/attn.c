@@ -121,7 +121,7 @@ struct rows {
     real *p;           /* [n, MT_PAGE]: scratch */
 };
 
-/* sink: of row 0's head, then those of the next group - 1 heads; NULL: none. */
+/* sink [group]: the sinks of the heads, from row 0's head on; NULL: none. */
 static void rows_begin(const struct rows *r, const float *sink)
 {
     for (int64_t i = 0; i < r->n; i++) {
@@ -165,8 +165,8 @@ static void add_values(real *acc, const real *p, int64_t lo, int64_t hi, const r
         for (int64_t e = c; e < dim; e++) acc[e] += p[j] * value[j * ld + e];
 }
 
-/* Adds n keys from position k0 on, at most MT_PAGE; rows of keys and values, ld apart. Not
- * inlined: its bits must be the same for both callers. */
+/* Adds n keys from position k0 on, at most MT_PAGE; rows of keys and values, ld apart. Not inlined, so that both
+ * callers get the same bits. */
 static __attribute__((noinline)) void rows_page(const struct rows *r, int64_t k0, int64_t n, const real *key,
                                                 const real *value, int64_t ld)
 {

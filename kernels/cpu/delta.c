@@ -251,7 +251,7 @@ static void head_fwd(const struct head *h, struct tensor o, struct tensor qkv, s
 
 /* ---- backward ---- */
 
-/* The gradients with respect to X, m, e^G Q, e^(G_C - G) K and W; E becomes that of the state before the chunk.
+/* The gradients with respect to X, m, e^G Q, e^(G_C - G) K and W; E becomes the gradient of the state before the chunk.
  * Returns dL/dG_C through the state. */
 static real state_grads(const struct head *h, struct chunk *c, struct grads *d, const real *state, real *e,
                         const real *dout, int64_t ld)
@@ -271,7 +271,8 @@ static real state_grads(const struct head *h, struct chunk *c, struct grads *d, 
     return through;
 }
 
-/* Through the solved systems: d->w and d->x become the gradients of beta e^G K and of beta V, d->kk that of L. */
+/* Through the solved systems: d->w and d->x become the gradients of beta e^G K and of beta V, d->kk becomes the
+ * gradient of L. */
 static void solve_grads(const struct head *h, struct chunk *c, struct grads *d)
 {
     const int64_t a = h->s->key_dim, b = h->s->value_dim, n = c->n;

@@ -11,7 +11,7 @@ struct scored {
     int32_t entry;
 };
 
-/* Whether x is chosen before y: larger scores first, of equal ones the lower entry. */
+/* Whether x is chosen before y: larger scores first, of equal scores the lower entry. */
 static bool before(struct scored x, struct scored y)
 {
     return x.score > y.score || (x.score >= y.score && x.entry < y.entry);

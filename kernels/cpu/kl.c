@@ -1,5 +1,5 @@
 /* kl.c - the loss head of a distillation, and the likeliest tokens that a teacher writes. Only one chunk of labelled
- * rows has logits at a time; those of the student are replaced in place by their gradient. Sums over the vocabulary run
+ * rows has logits at a time; the student's logits are replaced in place by their gradient. Sums over the vocabulary run
  * in blocks, and in double between them. Student and teacher go through the same arithmetic: equal logits give kl = 0
  * and no gradient, exactly. */
 #include "kernels/cpu/gemm.h"

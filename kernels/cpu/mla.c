@@ -17,7 +17,7 @@ static struct pair pair_of(const struct mla_shape *s, int64_t i)
     return s->interleaved ? (struct pair){2 * i, 2 * i + 1} : (struct pair){i, i + s->rope / 2};
 }
 
-/* y = x rotated, from the order of the inputs to that of q | k | v. */
+/* y = x rotated. x has the order of columns of the inputs, y that of q | k | v. */
 static void rotate(const struct mla_shape *s, real *y, const real *x, const float *angle)
 {
     const int64_t half = s->rope / 2;

@@ -193,8 +193,8 @@ void CPU(aux_stats)(struct device *dev, struct aux *aux, struct tensor logits, c
     arena_release(&dev->work, mark);
 }
 
-/* dl [E] of one token: dl_i = gate_i (dgate_i - mean) for chosen i, mean = sum_j gate_j dgate_j. For the others -p_i
- * mean when the gates are probabilities p over all experts, else (p NULL) 0. */
+/* dl [E] of one token: dl_i = gate_i (dgate_i - mean) for chosen i, mean = sum_j gate_j dgate_j. For other experts dl_i
+ * = -p_i mean if the gates are probabilities p over all experts, else (p NULL) 0. */
 static void gate_bwd(real *dl, const real *gate, const real *dgate, const int32_t *idx, int64_t k, const real *p,
                      int64_t n_exp)
 {

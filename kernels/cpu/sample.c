@@ -47,7 +47,7 @@ static bool in_cut(const struct draw *d, int64_t i)
     return k > d->least || (k == d->least && i <= d->last);
 }
 
-/* The log of a token's probability over that of the likeliest. */
+/* The log of a token's probability divided by the likeliest token's. */
 static double depth(const struct draw *d, int64_t i)
 {
     return ((double)d->z[i] - (double)d->max) / d->row->temperature;

@@ -128,9 +128,9 @@ MT_BOTH float fl_whole_by(float a, float b, float inverse)
  * differs from a / b only if a / b is within 2^-22 ulp of the middle w of two neighbouring floats. The result of
  * e2m1_round changes only if one of these floats is a midpoint m of two values of e2m1.
  * Let b = B 2^p, B of 24 bits, and m = M 2^k, M of 1 to 3 bits. Then a and b m are multiples of 2^(p+k), and b (w - m)
- * is B 2^(p-24) or half of it, times 2^k and the power of two below M. This is within 2^-22 of such a multiple only if
- * B is within 8 of 2^23, 3 * 2^22 or 2^24. For these b the inverse is 0, except for powers of two, whose quotients are
- * exact. */
+ * is B 2^(p-24) or half of it, times 2^k and the power of two below M. This is within 2^-22 of a multiple of 2^(p+k)
+ * only if B is within 8 of 2^23, 3 * 2^22 or 2^24. For these b the inverse is 0, except for powers of two, whose
+ * quotients are exact. */
 MT_BOTH float e2m1_inverse(float b)
 {
     const uint32_t mantissa = float_bits(b) & 0x007fffffu;

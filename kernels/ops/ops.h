@@ -260,8 +260,8 @@ typedef void mla_qkv_fwd_fn(struct device *dev, struct tensor qkv, struct tensor
                             const struct mla_shape *shape);
 /* Decoding without expanding keys and values. c [L] is a token's input of kv_b; M_h are the N + B rows of head h in
  * kv_b [H(N+B),L], adapter included. The key of head h is M_h[:N] c | the rotated key, the value M_h[N:] c.
- * mla_absorb: y[t,h] = (M_h[:N]^T q[t,h,:N] | q[t,h,N:]) times the factor of queries (mla_shape). Its product with c |
- * the rotated key equals that of query and key. y [T,H(L+G)] act =; q [T,H(N+G)] act, rotated; pos [T] i32
+ * mla_absorb: y[t,h] = (M_h[:N]^T q[t,h,:N] | q[t,h,N:]) times the factor of queries (mla_shape). The product of y and
+ * (c | the rotated key) equals the product of query and key. y [T,H(L+G)] act =; q [T,H(N+G)] act, rotated; pos [T] i32
  * mla_values: o[t,h] = M_h[N:] z[t,h], z the sum of c weighted by attention. o [T,H*B] act =; z [T,H*L] act */
 typedef void mla_absorb_fn(struct device *dev, struct tensor y, struct tensor q, struct tensor pos,
                            const struct proj *kv_b, const struct mla_shape *shape);
@@ -507,7 +507,8 @@ typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tens
 typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
                            const struct route *r, const struct proj *up);
 
-/* Ops of the head have logits z = cap tanh(W x / cap), or, cap 0, z = W x. The gradient includes that of tanh.
+/* Ops of the head have logits z = cap tanh(W x / cap), or, cap 0, z = W x. The gradient includes the derivative of
+ * tanh.
  *
  * Fused linear cross-entropy over labelled tokens only, `chunk` at a time, so the [N,V] logits are never in memory.
  * nll [N] stat = : -log softmax(z of x[row])[id];  hit [N] i32 = : 1 when id is the arg max (ties: the lower id)

@@ -2,7 +2,8 @@
  * finite.
  *
  * Shapes:   x [E, out, in] bf16, f16 or f32; amax [E] or [1] f32, n_bad of the same shape, f64. E at most 65535.
- * Needs:    out * in a multiple of 8 and a 16-byte aligned x for 16-byte loads; others are read a value at a time.
+ * Needs:    out * in a multiple of 8 and a 16-byte aligned x for 16-byte loads; other tensors are read a value at a
+ *           time.
  * Grid:     [blocks, E] of 256 threads; a thread loads 4 times 8 values at a time, and does so repeatedly in a large x.
  *           Every block stores its result. The last block of an expert waits for the results of the expert's other
  *           blocks and combines them. GPUs start blocks in the order of their indices, so those blocks have started. No
@@ -29,7 +30,7 @@ static __device__ struct result {
 
 static __device__ __forceinline__ uint32_t magnitude_bits(float v) { return __float_as_uint(v) & 0x7fffffffu; }
 
-/* The largest magnitude of v among the finite ones; the others are rare and counted. */
+/* The largest magnitude of v among the finite ones; values that are not finite are rare, and are counted. */
 template <int N> static __device__ __forceinline__ void see(const float v[N], uint32_t &most, uint32_t &bad)
 {
     uint32_t here = 0;

@@ -206,8 +206,8 @@ __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct sh
 }
 
 /* A block adds the parts of one row, in the order of the tokens. The first blocks have the rows of kv from row0 on, the
- * others those of the entries. x.dkv and x.dentry have the sums of earlier chunks; a row that no later token sees is
- * written in bf16. */
+ * other blocks have the rows of the entries. x.dkv and x.dentry have the sums of earlier chunks; a row that no later
+ * token sees is written in bf16. */
 static __global__ void __launch_bounds__(SUM_THREADS)
     shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
 {

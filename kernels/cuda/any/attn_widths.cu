@@ -1,4 +1,5 @@
-/* attn_widths.cu - attention kernels for an architecture and a width of heads: those of sm90/attn/attn_wgmma_*.cu. */
+/* attn_widths.cu - attention kernels for an architecture and a width of heads: the kernels of
+ * sm90/attn/attn_wgmma_*.cu. */
 #include "kernels/cuda/parts/attn.cuh"
 
 void attn_fwd_wgmma_64(struct attn_args *a);

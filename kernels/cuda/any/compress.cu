@@ -25,7 +25,7 @@ struct compress_job {
     int n_tok, n_seq, ratio, width, n_part;
 };
 
-/* An entry: tokens first + j, j from begin to ratio - 1; negative ones are those of the entry before. */
+/* An entry: tokens first + j, j from begin to ratio - 1; a negative j is a token of the entry before. */
 struct entry {
     int64_t first;
     int begin, pos;

@@ -5,8 +5,8 @@
  *           NVFP4: block 16, absmax = e4m3 scale * (or /) the row's global scale. FP8: e4m3(byte) * the scale of the
  *           row's block of columns.
  * Shapes:   out [count, n_out, n_in] bf16; w as struct weight says.
- * Needs:    MXFP4: n_in a multiple of 32; NVFP4: of 16. decode_kernel needs weight_loads8 and an aligned out; others
- *           use decode_any_kernel, one thread per element.
+ * Needs:    MXFP4: n_in a multiple of 32; NVFP4: of 16. decode_kernel needs weight_loads8 and an aligned out; other
+ *           weights use decode_any_kernel, one thread per element.
  * Grid:     decode_kernel: 256 threads, 8192 values of one expert; a thread decodes 4 x 8 values, so that the loads and
  *           16-byte stores of a warp are contiguous. The sixteen codes are in sixteen banks of shared memory: no bank
  *           conflicts. Blocks of experts without rows return at once; products with fewer rows than experts pass a

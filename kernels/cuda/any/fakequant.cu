@@ -1,11 +1,11 @@
 /* fakequant.cu - fake quantisation of all experts in one launch, its packed form and its gradient.
  *
  * Math:     kernels/format/fakequant.h, element by element: the results have the bits of the CPU. y = Q(x); codes and
- *           scales of the same; dx = |x| <= amax ? dy : 0.
+ *           scales of Q(x); dx = |x| <= amax ? dy : 0.
  * Shapes:   x, y, dx, dy [E, out, in] bf16, f16 or f32; amax [E] or [1] f32; codes [E, out, in or in/2] u8; scales
  *           [E, out, in / block]; top [E] f32. E, out, in may be 0; E at most 65535.
- * Needs:    in a multiple of 8 and 16-byte aligned tensors for the kernels that move eight values at a time; others
- *           take a thread per block, or per byte of codes where there are no blocks.
+ * Needs:    in a multiple of 8 and 16-byte aligned tensors for the kernels that move eight values at a time; other
+ *           tensors take a thread per block, or per byte of codes if there are no blocks.
  * Grid:     [ceil(out * in / 8192), E] blocks of 256 threads; a thread loads 4 times 8 values first; then one thread of
  *           the block computes what depends on the expert alone. The lanes of a block of 16, 32 or 128 values are
  *           neighbours, find its largest magnitude by shuffles and share the work on the scales.

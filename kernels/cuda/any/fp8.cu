@@ -7,7 +7,7 @@
  *   registers, no spills); codes: blocks of 32 x 32 elements, transposed through shared memory, once, while the model
  *   is loaded.
  * Bound: rows of tokens of width D 2*T*D + T*J*(D + 4) bytes, rows in expert order 3*M*D + 4*M: memory bound.
- * Numerics: bitwise those of kernels/format/minifloat.h. */
+ * Numerics: the bits of kernels/format/minifloat.h. */
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/format/dense_words.cuh"
@@ -26,7 +26,7 @@ enum {
 
 /* ---- rows ---- */
 
-/* The largest magnitude of eight values, as the bits of an f32: those of a NaN are above all others. */
+/* The largest magnitude of eight values, as the bits of an f32: the bits of a NaN are above those of all numbers. */
 static __device__ __forceinline__ uint32_t most_of(uint4 v)
 {
     const uint32_t w[4] = {v.x, v.y, v.z, v.w};

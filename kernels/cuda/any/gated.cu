@@ -6,7 +6,7 @@
  * Shapes: x, z, y [T, N*B] bf16 (views), w [B] f32, r [T, N] f32; wide [T, (2H+2K)*A] bf16. T may be 0.
  * Needs: widths of heads and groups multiples of 8, B at most 256, 16-byte aligned rows.
  * Grid: norm: a team of 16 threads (B up to 128) or 32 per head, 8 values each, for four heads (backward two) whose
- *   loads are issued together; groups: a block per group, 8 values per thread and sweep; others: a thread has 8
+ *   loads are issued together; groups: a block per group, 8 values per thread and sweep; attention: a thread has 8
  *   columns of four tokens. Blocks of 256. Registers on sm_90a: norm 71 and 70, gate 40 and 64; no spills.
  * Bound: norm 6 T N B bytes forward, 10 backward; gate 6 forward, 10 backward: memory bound.
  * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight; e^x and

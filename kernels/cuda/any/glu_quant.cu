@@ -9,8 +9,8 @@
  *           its largest magnitude by shuffles.
  * Bound:    6 M F bytes: memory bound.
  * Numerics: h has the bits of the GROUPED_GLU epilogue (the same function without an operation that could be fused);
- *           Q has the bits of the CPU for equal h. Forward and backward call this kernel with the same pre: the same
- *           bits. */
+ *           Q has the bits of the CPU for equal h. Forward and backward call this kernel with the same pre, so they get
+ *           the same bits. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 
 enum { THREADS = 256, VECTOR = 8 };

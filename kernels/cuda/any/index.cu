@@ -1,7 +1,7 @@
 /* index.cu - the indexer of compressed attention: the K entries of every token with the largest scores.
  * Math: score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>) of the entries e < n = (t + 1) / ratio of t's sequence.
- *   Tokens with n <= K take them all. Larger scores first, of equal ones the lower entry; written in ascending order,
- *   then -1.
+ *   Tokens with n <= K take them all. Larger scores are taken first, of equal scores the lower entry; written in
+ *   ascending order, then -1.
  * Shapes: q [T, H*A], k [N, A], w [T, H] bf16 (views), idx [T, K] i32, cu [S+1] i32. T may be 0.
  * Needs: fast: A 128, H a multiple of 8 up to 64, 16-byte aligned rows; on Hopper and with 64 heads index_wgmma.cu
  *   computes the scores. Otherwise a thread computes a score by itself.

@@ -17,7 +17,7 @@
  * Bound: memory: loss_kernel reads 4*N*V bytes for the loss, reads 4*N*V and writes 2*N*V for the gradient;
  *   gradient_kernel reads and writes 2*N*V.
  * Numerics: f32 logits and sums in a fixed order; loss and arg max from them. dlogits rounded to bf16; with
- *   exponentials twice, but that of the label once, from its f32 logit. Bitwise repeatable. A NaN stays in its row. */
+ *   exponentials twice, but the label's once, from its f32 logit. Bitwise repeatable. A NaN stays in its row. */
 #include <math.h>
 
 #include "kernels/cuda/parts/dense.h"

@@ -2,7 +2,7 @@
  * Math: ops.h. Filters find the last kept token by radix selection, 8 bits of the key at a time: the largest logit z
  *   such that tokens with logits of at least z reach top_k or top_p, then among those equal to z the largest id.
  * Shapes: x [N,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); logits [S,V] f32; rows, edits.
- * Needs: D a multiple of 8; rows of x and logits 16-byte aligned, those of logits padded to a multiple of 8. An edit of
+ * Needs: D a multiple of 8; rows of x and logits 16-byte aligned, rows of logits padded to a multiple of 8. An edit of
  *   a token outside the vocabulary traps.
  * Grid: 512 threads per row; 92 registers, 3,728 bytes of shared memory; no spills (sm_80, sm_90a, sm_100).
  * Bound: memory: 4*V bytes per row and pass. Passes: one for maximum and sum; one more after edits or with a
@@ -89,8 +89,9 @@ struct prefix {
 };
 
 /* The largest key k such that *above and the weights of the tokens in p with keys of at least k sum to `limit` or more;
- * then adds the weights of the tokens with larger keys to *above. Keys are those of logits or, with `ids`, of the ids
- * of the tokens whose logit has key p.least: smaller ids have larger keys. A weight is the probability (mass) or 1. */
+ * then adds the weights of the tokens with larger keys to *above. A key is that of a logit. With `ids` it is that of an
+ * id, among tokens whose logit has key p.least: smaller ids have larger keys. A weight is the probability (mass) or
+ * 1. */
 static __device__ uint32_t find_least(const struct prefix &p, bool ids, bool mass, double limit, uint64_t *above)
 {
     __shared__ unsigned long long sum[256], before;

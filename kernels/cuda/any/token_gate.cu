@@ -31,8 +31,8 @@ static __device__ inline void load_pieces(uint4 piece[PIECES], const bf16 *x, in
     }
 }
 
-/* Calls use(v, w, col) for the lane's columns of row x, eight at a time: their values, those of the weight, and the
- * first of them. */
+/* Calls use(v, w, col) for the lane's columns of row x, eight at a time: the values of x, those of the weight, and the
+ * first column. */
 template <typename FORMAT, bool STREAM, typename USE>
 static __device__ __forceinline__ void each_eight(const bf16 *x, const struct source &s, int lane, USE use)
 {

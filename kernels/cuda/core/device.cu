@@ -38,7 +38,8 @@ static void *gpu_alloc(int64_t bytes)
 static void gpu_free(void *p) { CUDA_CHECK(cudaFree(p)); }
 
 /* Pinning mapped pages is ten times as fast as cudaHostAlloc on an H200: tests/notebook/memory.md.
- * Where kernels cannot use the host's addresses of such pages, cudaHostAlloc gives addresses that both can use. */
+ * Where kernels cannot use the host's addresses of such pages, cudaHostAlloc gives addresses that host and kernels can
+ * use. */
 static void *gpu_alloc_host(int64_t bytes)
 {
     void *p = NULL;

@@ -40,7 +40,7 @@ struct attn_args {
 };
 
 /* The mean number of keys that a query of a sequence attends to. It decides the tiles of each sequence, so that the
- * bits of a sequence do not depend on the others of the batch. */
+ * bits of a sequence do not depend on other sequences of the batch. */
 __host__ __device__ static inline int attn_mean_keys(const struct attn_args &a, int len)
 {
     return MT_MIN((len + 1) / 2, a.window);

@@ -80,7 +80,7 @@ static __device__ inline void index_add(float sum[2], const float c[4], uint32_t
     }
 }
 
-/* The scores of token t: those of this lane's entries from `entry` on. */
+/* The place of the scores of token t and this lane's entries, from `entry` on. */
 static __device__ inline float *index_out(const struct index_job &job, int64_t t, int entry)
 {
     return job.score + (t - job.first) * job.ld_score + entry + threadIdx.x % 32 / 4;

@@ -159,7 +159,7 @@ static __device__ __forceinline__ void output_load(const struct mamba_job &job, 
     copy_commit();
 }
 
-/* Y of a warp's 16 rows. products: those of c and b; gates: of the chunk. */
+/* Y of a warp's 16 rows. products: C B^T of these rows; gates: of the chunk. */
 static __device__ __forceinline__ void output_item(float y[1][COLS / 8][4], const float products[ROWS / 8][4],
                                                    const float2 *gates, const char *smem, int stage, bool first,
                                                    float d)

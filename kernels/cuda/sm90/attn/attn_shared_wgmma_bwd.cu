@@ -7,9 +7,9 @@
  * Scratch: struct shared_chunk: p, ds and the items of a chunk, up to 1.25 GiB.
  * Grid, dq: a block per SM, which takes a token and 64 heads at a time. A warpgroup with 24 registers per thread loads:
  *   two of its warps copy heads and tiles of 32 keys into four slots, up to the next token's; two store p and ds, which
- *   have two stages. 225 KiB. Of the others, the first computes the scores and p, the second dp and ds, then each 256
- *   columns of dq. Registers of the first hold 192 columns of q, those of the second of dout. The products of the
- *   scores and dp of the next tile are issued before dq of this one.
+ *   have two stages. 225 KiB. Of the other two, the first computes the scores and p, the second dp and ds, then each
+ *   256 columns of dq. Registers of the first hold 192 columns of q, those of the second 192 columns of dout. The
+ *   products of the scores and dp of the next tile are issued before dq of this one.
  * Grid, dkey: three warpgroups of 64 rows; 3 stages of 56 KiB: weights of 64 heads for 192 rows, and 256 columns of
  *   dout or q of these heads, which TMA loads. The 192 rows hold all keys in the window of 32 tokens. Tokens that see
  *   none of the rows are left out.

@@ -152,7 +152,7 @@ static __device__ __forceinline__ void load_operands(uint32_t (&w)[4][4], uint32
     }
 }
 
-/* sum += weights v. The units of the next tile are loaded while this one is computed. */
+/* sum += weights v. The units of the next tile are loaded while this tile is computed. */
 static __device__ __forceinline__ void add_values(float (&sum)[128], const struct wide_memory &m,
                                                   const struct wide_item &x, const struct softmax &r, int wg,
                                                   struct stage_at *at)
