@@ -5,8 +5,8 @@
 
 A small random Qwen3-MoE, or gpt-oss, is quantised and exported by the library itself. The reference is transformers in
 fp32 with the weights that the library's own code decodes from the exported tensors. moetrain loads the export
-(`teach --base`), and the log-probabilities of the likeliest tokens are compared. Quantised activations are no part of
-either. The exit status is 1 when a difference is above LIMIT.
+(`teach --base`), and the log-probabilities of the likeliest tokens are compared. Neither side quantises activations.
+The exit status is 1 when a difference is above LIMIT.
 """
 import argparse
 import json

@@ -16,7 +16,7 @@ import tempfile
 import numpy
 from safetensors.numpy import load_file
 
-# Relative; of the adapter: Frobenius norm of the difference of one tensor.
+# Relative tolerances; the adapter's is for the Frobenius norm of the difference of each tensor.
 TOLERANCE = {"loss": 1e-4, "grad_norm": 1e-3, "eval": 1e-4, "adapter": 1e-3}
 
 CONFIG = """[model]

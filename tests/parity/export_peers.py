@@ -3,9 +3,9 @@ transformers + PEFT with the original adapter, whose losses tests/model/test_par
 
   python export_peers.py CASE --moetrain build/moetrain [--out DIR]      CASE: a directory of make_case.py
 
-peft, vllm    loaded by PEFT (per-expert keys through transformers' own conversion): logits. Of GLM and DeepSeek with
-              shared experts, vllm_keys.py reads the vllm format, because PEFT takes their names for the routed ones;
-              and of the families in NOT_BY_PEFT, whose per-expert keys it does not know
+peft, vllm    loaded by PEFT (per-expert keys through transformers' own conversion): logits. vllm_keys.py reads the
+              vllm format instead for GLM and DeepSeek with shared experts, because PEFT takes their names for the
+              routed ones, and for the families in NOT_BY_PEFT, whose per-expert keys PEFT does not know
 gguf          every tensor read back with the gguf package, dW of every matrix against PEFT's; rows of q and k of
               "llama" and of gate and up as llama.cpp's converters lay out the base model
 merged-*      loaded by transformers.from_pretrained: logits, and for bf16 also those of PEFT's merge, rounded; tensors
@@ -149,7 +149,8 @@ def split_by_key_head(w, settings):
 
 
 def wanted_of_gguf(deltas, settings):
-    """The same under GGUF names, rows as llama.cpp's converters lay out the base weights."""
+    """The matrices of `deltas` under GGUF names, with rows in the order in which llama.cpp's converters write base
+    weights."""
     family = settings["model_type"]
     shared = {f"{block}_shared_expert{s}_{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
               for s in ("", "s") for block in ("mlp", "mixer")}

@@ -163,7 +163,7 @@ V4_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heav
 
 
 def deepseek_v4_config(a, common):
-    """--kinds has the numbers of the published compress_ratios, whatever --ratios are."""
+    """--kinds takes 0, 4 and 128, as in the published compress_ratios, also when --ratios sets other ratios."""
     rotated = a.rope_dim / a.head_dim
     main = {"rope_type": "default", "rope_theta": a.theta or 10000.0, "partial_rotary_factor": rotated}
     entries = rope(a, 160000.0) | {"partial_rotary_factor": rotated} | ({"attention_factor": 1.0} if a.yarn else {})
@@ -360,7 +360,7 @@ def deepseek_v4_tensors(state):
     return tensors
 
 
-# Their norms multiply by 1 + weight, except that of linear attention.
+# The norms of these model types multiply by 1 + weight, except the norm of linear attention.
 ZERO_CENTRED = ("qwen3_5", "qwen3_5_text", "qwen3_next")
 
 
@@ -393,7 +393,7 @@ SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3", "kimi_k25", "qwen3_next"
 SHARED = dict.fromkeys(SHARED_BY_WEIGHT + ("mistral4", "deepseek_v4"), "mlp.shared_experts") | \
     dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert") | {"nemotron": "mixer.shared_experts"}
 
-# The module of networks, and the parts of one, where they are not mlp, and gate, up and down.
+# Families whose feed-forward module is not called mlp, and those whose networks do not have gate, up and down.
 BLOCK = {"nemotron": "mixer"}
 PARTS = {"nemotron": ("up", "down")}
 
@@ -401,15 +401,15 @@ PARTS = {"nemotron": ("up", "down")}
 # Modules of other parts that have the names of targets.
 EXCLUDED = dict.fromkeys(("mistral4", "kimi_k25"), ".*vision_tower.*") | {"gemma4": ".*(vision|audio)_tower.*"}
 
-# The module of all experts, where it is another than mlp.experts; their dense networks are modules of PEFT.
+# Families whose experts are not the module mlp.experts. PEFT adapts their dense networks as modules.
 EXPERTS = dict.fromkeys(("gemma4", "gemma4_text"), "experts") | {"lfm2": "feed_forward.experts"}
 
 
-# Prefixes of the targets of attention, whose names other modules have too.
+# Prefixes for the targets of attention in families where other modules have the same names.
 PREFIX = {"deepseek_v4": "self_attn."}
 
 
-# Modules by names of targets, where they are not those of other families.
+# Families in which the modules of these targets have other names than in the other families.
 MODULES = {"lfm2": {"o_proj": "self_attn.out_proj", "conv_in_proj": "conv.in_proj", "conv_out_proj": "conv.out_proj",
                     "dense_gate_proj": "feed_forward.w1", "dense_up_proj": "feed_forward.w3",
                     "dense_down_proj": "feed_forward.w2"}}
@@ -432,7 +432,8 @@ def attention_targets(a):
 
 
 def published_deepseek_v4(config):
-    """Ratios of layers, of which one more is for multi-token prediction; one rope_scaling."""
+    """compress_ratios instead of layer_types, with one more ratio for multi-token prediction; one rope_scaling for all
+    layers."""
     kinds = {name: ratio for ratio, name in V4_KINDS.items()}
     entries = config.pop("rope_parameters")["compress"]
     config["compress_ratios"] = [kinds[name] for name in config.pop("layer_types")] + [0]

@@ -383,7 +383,7 @@ def worst(xs, references):
 
 
 def gradient_errors(gradients, reference, device):
-    """Of each kind of matrix over all layers: the relative Frobenius error, and how far the factor is from 1."""
+    """For each kind of matrix, over all layers: the relative Frobenius error, and how far the factor is from 1."""
     sums = {}
     assert gradients.keys() == reference.keys()
     for name, r in reference.items():

@@ -3,12 +3,11 @@ transformers with the dequantised tensors of that file.
 
   python gguf_model.py CHECKPOINT EXPORT ROWS.jsonl [--tokens 24]
 
-EXPORT: the directory of the export. ROWS: `text` rows; the first half of each is a prompt, as text: tokens too are
-compared. The gguf package decodes the tensors and has llama.cpp's names for those of transformers; both are independent
-of moetrain. For gpt-oss the peer rounds YaRN's bounds, as llama.cpp does. Prints the largest difference of
-log-probabilities over the tokens written. Exit 1 when a token differs where the two best are further apart than that.
-Needs torch, transformers >= 5, gguf, xllamacpp.
-"""
+EXPORT: the directory of the export. ROWS: `text` rows; the first half of each is the prompt. llama.cpp gets it as text,
+so tokenisation is compared too. The gguf package decodes the tensors and has llama.cpp's names for those of
+transformers; both are independent of moetrain. For gpt-oss the peer rounds YaRN's bounds, as llama.cpp does. Prints the
+largest difference of log-probabilities over the tokens written. Exit 1 when a token differs although the
+log-probabilities of the two best tokens differ by more than this. Needs torch, transformers >= 5, gguf, xllamacpp. """
 import argparse
 import json
 import math
@@ -42,7 +41,8 @@ def rotated_back(w, n_head):
 
 
 def fused(t, prefix, end, interleaved):
-    """gate and up as one tensor, with their rows on the last axis but one, of biases the last one."""
+    """gate and up as one tensor; the joined axis is that of the rows, the second last one for matrices and the last for
+    biases."""
     gate, up = t.pop(f"{prefix}.ffn_gate_exps.{end}"), t.pop(f"{prefix}.ffn_up_exps.{end}")
     axis = 1
     if interleaved:
@@ -121,7 +121,7 @@ class Llama:
         return self.ask(text, 1)["tokens_evaluated"]
 
     def write(self, ids, n):
-        """Token by token: it gives no probability where the text ends within a character."""
+        """Generates token by token, since llama.cpp gives no probability if the text ends within a character."""
         written, probabilities = [], []
         for _ in range(n):
             answer = self.ask(ids + written, 1)
@@ -134,8 +134,8 @@ class Llama:
 
 
 def compare(model, tokenizer, engine, prompt, n):
-    """The largest difference of log-probabilities; by how much a token that the peer would not write is worse, and how
-    many these are."""
+    """Returns the largest difference of log-probabilities; the largest amount by which a token of llama.cpp is less
+    likely than the peer's choice; and the number of such tokens."""
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     n_prompt = engine.n_tokens(prompt)
     if n_prompt != len(ids):

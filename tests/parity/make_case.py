@@ -57,7 +57,7 @@ def rng_key(seed, purpose):
 
 class Noise:
     """transformers' NEFTune, whose hook computes the size of the noise and adds it, with the random numbers of
-    moetrain: op_embed_noise with one document per sequence and train.seed = 0. From here to end()."""
+    moetrain: op_embed_noise with one document per sequence and train.seed = 0. Active until end()."""
 
     def __init__(self, model, alpha):
         self.stack = contextlib.ExitStack()
@@ -166,7 +166,7 @@ def arguments(argv):
 
 
 def write_tokenizer(a):
-    """The tokenizer's files; a vocabulary below its own keeps the first merges and all special tokens."""
+    """Writes the tokenizer's files. A smaller vocabulary keeps the first merges and all special tokens."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(os.path.join(a.tokenizer, name), a.out)
     with open(f"{a.out}/tokenizer.json") as f:
@@ -290,7 +290,8 @@ def write_json(path, value):
 
 
 def words_of(a):
-    """Of 200,000 characters of the text, from a place that the seed chooses; of the whole where too few follow."""
+    """The words of 200,000 characters of the text, which begin at a place that depends on the seed; the words of the
+    whole text if too few follow."""
     least = 201
     with open(a.text, errors="ignore") as f:
         text = f.read()

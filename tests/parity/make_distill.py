@@ -36,7 +36,8 @@ def logits_of(model, ids):
 
 
 def kl_of(a, student, teacher):
-    """Summed over the tokens; the law of `distill.kl`, and for rows of K ids and one bucket."""
+    """The divergence, summed over the tokens, as `distill.kl` defines it; for teacher rows over K ids and one bucket
+    for all other ids."""
     p = torch.log_softmax(student.double() / a.temperature, -1)
     q = torch.log_softmax(teacher.double() / a.temperature, -1)
     if a.teacher != "rows":

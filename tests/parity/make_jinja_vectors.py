@@ -330,7 +330,8 @@ def apply(tok, row, n=None, **more):
 
 
 def begin_of(prompt, full):
-    """Where the answer begins: after the prompt, or at the mark inside its header where both differ."""
+    """Where the answer begins: after the prompt or, if the full text does not begin with the prompt, at the "<" before
+    the first difference."""
     if full.startswith(prompt):
         return len(prompt)
     same = next(i for i, (a, b) in enumerate(zip(prompt, full)) if a != b)

@@ -113,7 +113,7 @@ class Objective:
         return max(0.0, total / len(rows))
 
     def pair(self, two, chosen_tokens):
-        """Loss of a pair as its part of a mean over pairs, and what is logged of it."""
+        """The part of a pair in the mean loss over pairs, and the values that are logged for the pair."""
         a = self.a
         (pc, all_c), (pr, _) = (logp(self.model, side) for side in two)
         rc, rr = (self.of_reference(side) for side in two)

@@ -135,7 +135,7 @@ class ClippedStraightThrough(torch.autograd.Function):
 
 
 class Inputs:
-    """The inputs of one product: seen while calibrating, then quantised."""
+    """The inputs of one product: their amax is recorded during calibration, then they are quantised."""
 
     def __init__(self, form):
         self.quantise, self.amax, self.calibrating = QUANTISERS[form], torch.zeros(()), True

@@ -40,7 +40,8 @@ def vocabulary(rng):
 
 
 def parts(text):
-    """400,000 characters at a time; in them, 25,000 of a run that is all white space or has none."""
+    """Cuts a text as Kimi's tokenizer does: after 400,000 characters and, within these, after 25,000 characters of a
+    run that is all white space or has none."""
     for begin in range(0, len(text), 400000):
         chunk, cuts, at = text[begin:begin + 400000], [0], 0
         for _, run in itertools.groupby(chunk, str.isspace):

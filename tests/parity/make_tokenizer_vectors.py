@@ -205,7 +205,7 @@ def main():
               [(t, False, False) for t in ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>",
                                            "</arg_key>")],
               lambda level: level, TEXTS + [r * n for r in RUNS for n in (2, 5)] + random_texts(20, 6), glm)
-    # Kimi-K2: Han are pieces of their own, among them characters that Unicode 14 lacks
+    # Kimi-K2: runs of Han characters are separate pieces, also with characters that Unicode 14 lacks
     han = ["a中b 中 !中!", "中a文b a中 中b", "a\U0002ebf0b \U0002ee5db a\U00031350b \U0002b739a", "aあ中カb か中",
            "Ａ中ｂ々〆〇 a々b a〇b ⺀a 㐀b"] * 3
     published("kimi", None, KIMI, [("<|im_end|>", False, True), ("<|im_user|>", False, True)], lambda level: level,
@@ -219,7 +219,7 @@ def main():
                 texts_of("hela's12 \n\u00e9", ["the", " the", "hello", "e\u0301", "\u00e9", "  ", "    ", "\n\n", "'s",
                                                "<s>", "cafe\u0301", "caf\u00e9"], 150, 2))
 
-    # two Splits one after the other, merges as pairs, an item that its merges do not rebuild
+    # two Splits one after the other, merges as pairs, a vocabulary item that no sequence of merges produces
     words = ["abc", "bcd", "Ġab", "12", "123", "zz", "4", "5", "<", "|", ">", "x"]
     rules = [split("\\p{N}{1,3}"), split("[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\s+(?!\\S)|\\s+|\\p{N}+")]
     for name, options in (("splits", {}), ("whole", {"ignore_merges": True})):
@@ -231,7 +231,7 @@ def main():
                     texts_of("abcd123z ", ["ab", "abc", " ab", "  ", "12345", "zz", "<|x|>"], 120, 3)
                     + ["zz", "zzz", " zz", "<|x|>zz", "zzab", "12 zz 3", "<|x|>4", "|>4<|x|>4"])
 
-    # characters and bytes: spaces by the normalizer, or by Metaspace with an item that goes over a space
+    # characters and bytes: spaces by the normalizer, or by Metaspace with a vocabulary item that contains a space
     texts = texts_of("abcd \u00e9\u4e2d\U0001f600\n<\u2581", ["ab", " ab", "  ", "abc", "<s>", " c",
                                                                    "<0x41>", "a b"], 90, 4)
     texts += ["", " ", "<s>", "<s> a", " <s>a", "ab " * 40, "a" * 70, "  " * 40, "\u4e2d" * 30 + " ab"]

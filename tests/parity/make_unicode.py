@@ -17,7 +17,8 @@ HAN = "\U00020000"
 
 
 def stand_in(category, c):
-    """An equivalent character of Unicode 14 with as many bytes; of the scripts that patterns name, only Han of Han."""
+    """A character of Unicode 14 with the same category and number of bytes; for a Han character a Han character.
+    Patterns name no other script."""
     if pre_tokenizers.Split(Regex(r"\p{Han}"), "removed").pre_tokenize_str(chr(c)) == []:
         assert category == unicodedata.category(HAN) and c > 0xffff
         return ord(HAN)

@@ -114,7 +114,7 @@ def encode(tokenizer, row, seq_len):
 
 
 def cross_entropy(model, ids):
-    """Summed cross-entropy of one document, and how many tokens it is over."""
+    """Summed cross-entropy of one document, and the number of its tokens."""
     x = torch.tensor([ids])
     logits = model(input_ids=x).logits[0].float()
     return torch.nn.functional.cross_entropy(logits[:-1], x[0, 1:], reduction="sum"), len(ids) - 1

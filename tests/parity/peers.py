@@ -8,17 +8,17 @@ attention and all experts of a model of the gpt-oss family with random weights.
 moetrain runs all layers (`bench step`). The peers load a checkpoint of `synth` with as many layers as the larger of
 --layers, time every shape, drop layers until the smaller is left, and time again: peers_step.py. The checkpoint of
 unsloth-mxfp4 has the published MXFP4 layout, which Unsloth keeps packed; that of the others is bf16. A peer has --limit
-seconds in all (one number, or one for each of --peers); what it measured until then counts. The table has a line for
-the whole model, on the straight line through both numbers of layers, or, with one of them or with all layers, what was
-measured.
+seconds in all (one number, or one for each of --peers); measurements made by then are used. The table has a row for the
+whole model, extrapolated on the straight line through both numbers of layers. A row measured with all layers, or with
+only one number of layers, has the measured value.
 
-A peer that cannot be imported or that fails is skipped, and the reason is printed below the table. Only this file's
-Python needs no packages; each peer runs in a process of --python. Exit 1 when no peer was measured.
+A peer that cannot be imported or that fails is skipped, and the reason is printed below the table. This script needs no
+packages; each peer runs in a process of the Python of --python. Exit 1 when no peer was measured.
 
-Time: importing, loading and compiling take most of a peer's seconds. --first leaves out the trial of back ends, which
-compiles three. --compile first runs all peers at once for so many seconds, one step of each shape, for the compile
-caches; measurements follow one after the other as always. Rows are printed as soon as a peer is done. SIGTERM and
-Ctrl-C end the peer that runs, print what it measured, and leave out the rest. WORK/PEER.log has a peer's output.
+Time: importing, loading and compiling take most of a peer's seconds. Without --first, transformers + PEFT tries and
+compiles three back ends. --compile first runs all peers at once for so many seconds, one step of each shape, for the
+compile caches; measurements follow one after the other as always. Rows are printed as soon as a peer is done. SIGTERM
+and Ctrl-C end the peer that runs, print what it measured, and leave out the rest. WORK/PEER.log has a peer's output.
 
 Memory: `allocator` is the peak of the PyTorch allocator, of moetrain the plan; `card` is what the GPU has in use at the
 end of the steps by nvidia-smi, with the context and what allocators hold.
@@ -159,7 +159,8 @@ def measure_moetrain(a, name, limit):
 
 
 def peer_command(a, name, limit):
-    """(command, options of the process); Unsloth writes sources below the working directory, so each peer has one."""
+    """(command, options of the process). Each peer has a separate working directory, since Unsloth writes sources
+    there."""
     command = [a.python, os.path.join(HERE, "peers_step.py"), name, checkpoint_of(a, PEERS[name]), "--shapes",
                ",".join("x".join(map(str, shape)) for shape in a.shapes), "--layers", ",".join(map(str, a.layers)),
                "--steps", str(a.steps), "--rank", str(a.rank), "--device", a.device, "--limit", str(limit)]
@@ -212,7 +213,8 @@ def checkpoint_of(a, quant):
 
 
 def make_checkpoints(a):
-    """The larger number of layers, in the formats of the peers; in WORK, where a later run finds them."""
+    """Writes checkpoints with the larger number of layers to WORK, one for each format of the peers; a later run reuses
+    them."""
     for quant in sorted({PEERS[name] for name in a.peers if name in PEERS}):
         path = checkpoint_of(a, quant)
         if os.path.exists(path):
@@ -235,7 +237,7 @@ def line_through(points, n):
 
 
 def whole_model(done, shape, n_layer):
-    """(ms, allocator, card, method) of all layers; None: not to be said from what was measured."""
+    """(ms, allocator, card, method) of all layers; None if the measurements do not suffice."""
     found = {m["layers"]: m for m in done if m["shape"] == list(shape)}
     if n_layer in found:
         m = found[n_layer]
@@ -278,7 +280,8 @@ def rows(name, done, wanted, n_layer):
 
 
 def measure(a, n_layer):
-    """Prints the rows of each trainer as soon as it is done. [(name, problem), ...], the number of measurements"""
+    """Prints the rows of each trainer as soon as it is done. Returns [(name, problem), ...] and the number of
+    measurements."""
     problems, n_done = [], 0
     for name, limit in zip(a.peers, a.limit):
         start = time.monotonic()

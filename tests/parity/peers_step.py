@@ -4,14 +4,13 @@ experts, and times training steps.
   python peers_step.py PEER CHECKPOINT --shapes 4x2048,... --layers 4,8 --steps 5 --rank 16 --device cuda
                         --limit 60 [--first] [--compile]
 
-Prints {"shape", "layers", "ms", "allocator", "card", "note"} for each measurement, {"problem"} for each failure, at
-once: whoever ends this process has what was measured. All peers train with gradient checkpointing, their fastest back
-ends, fused AdamW in PyTorch, and the same random tokens.
+Prints {"shape", "layers", "ms", "allocator", "card", "note"} for each measurement, {"problem"} for each failure, as
+soon as it is known, so that a process that is killed has printed its measurements. All peers train with gradient
+checkpointing, their fastest back ends, fused AdamW in PyTorch, and the same random tokens.
 
-The larger model is measured first: every shape until 0.6 of --limit, then the smaller model in the same shapes. The
-first shape has no such end. --compile runs one step of each shape and prints no measurements: its compiled kernels
-stay in the caches of Triton and PyTorch for a later process.
-"""
+The larger model is measured first: its first shape, then other shapes while less than 0.6 of --limit has passed. The
+smaller model follows in the same shapes. --compile runs one step of each shape and prints no measurements: its compiled
+kernels stay in the caches of Triton and PyTorch for a later process. """
 import argparse
 import contextlib
 import gc
@@ -47,7 +46,7 @@ def arguments():
     return parser.parse_args()
 
 
-# ---- loading: (model with adapters, ways); a way is a name and a function that chooses it
+# ---- loading: (model with adapters, back ends); a back end is a name and a function that selects it
 
 
 def transformers_model(a, experts):
@@ -85,8 +84,8 @@ def load_transformers(a):
 
 
 def load_axolotl(a):
-    """transformers + PEFT with axolotl's ScatterMoE-LoRA kernels as the implementation of the experts. Its kernel
-    library needs little else; the packages around it, which import all of axolotl, are left empty."""
+    """transformers + PEFT with axolotl's ScatterMoE-LoRA kernels as the implementation of the experts. Empty modules
+    take the place of the packages that contain axolotl's kernel library, since these packages import all of axolotl."""
     spec = importlib.util.find_spec("axolotl")
     if not spec:
         raise ImportError("no module named axolotl")
@@ -214,14 +213,14 @@ def expected_adapters(config, r):
 
 
 def frozen_bytes(model, n):
-    """Of the weights of one of n layers: shows whether the experts are in 4 bits."""
+    """Bytes of the frozen weights per layer: shows whether the experts are in 4 bits."""
     layers = model.get_base_model().model.layers
     return sum(p.numel() * p.element_size() for p in layers.parameters() if not p.requires_grad) / n
 
 
 @contextlib.contextmanager
 def ends_after(seconds):
-    """TimeoutError in what still runs after so many seconds, as soon as Python runs again; None: no end."""
+    """Raises TimeoutError in the body after so many seconds, as soon as Python code runs; None: no limit."""
     def stop(signum, frame):
         raise TimeoutError("no time")
     if seconds is None:
@@ -245,7 +244,7 @@ def reason(error):
 
 
 def fastest(steps, ways, shape):
-    """The name of the fastest way, which is chosen; prints the reasons of those that fail."""
+    """Chooses the fastest back end and returns its name; prints why others failed."""
     times = {}
     for name, choose in ways:
         try:
@@ -270,7 +269,8 @@ def best_way(a, steps, ways):
 
 
 def check_adapters(a, model, steps, n):
-    """Parameters of the adapters of one of n layers, in millions; prints a problem if not as in the other peers."""
+    """Parameters of the adapters per layer, in millions; prints a problem if the number differs from that of the other
+    peers."""
     have = sum(p.numel() for p in steps.trained) / n
     wanted = expected_adapters(model.get_base_model().config, a.rank)
     if have != wanted:
@@ -279,7 +279,8 @@ def check_adapters(a, model, steps, n):
 
 
 def measure_all(a, model, ways):
-    """Every shape with each number of layers, the largest first. A shape that failed is left out of the smaller."""
+    """Measures every shape with each number of layers, the largest first. A shape that failed is not tried with fewer
+    layers."""
     best, left = None, list(a.shapes)
     for n in sorted(a.layers, reverse=True):
         if n < len(model.get_base_model().model.layers):

@@ -2,10 +2,10 @@
 
     python quant_peers.py --moetrain build/moetrain      (needs torch, safetensors, ml_dtypes and the three packages)
 
-Prints how many of 65,536 elements differ for bf16 and for f32, beside what kernels/README.md lets expect: 0 where the
-formulas are the same; other counts are of the library's own rule. The exit status is 1 when a 0 is missing, or when the
-codes and scales of --pack do not decode to the values of the same format.
-"""
+Prints how many of 65,536 elements differ for bf16 and for f32, and how many kernels/README.md predicts: 0 where
+moetrain and the library use the same formula; other counts show that the library has another rule. The exit status is 1
+when elements differ in spite of the same formula, or when the codes and scales of --pack do not decode to the values of
+the same format. """
 import argparse
 import subprocess
 import sys
@@ -105,7 +105,7 @@ def compressed_tensors_int8(e):
     return fake_quantize(e, scale.to(e.dtype), zero, args)
 
 
-# our format, library, its function, whether the formulas are the same
+# moetrain's format, name and function of the library, whether the formulas are the same
 PEERS = [
     ("int8", "modelopt fake_tensor_quant", modelopt_int(8), True),
     ("int4", "modelopt fake_tensor_quant", modelopt_int(4), True),

@@ -4,10 +4,10 @@
   python random_cases.py --family qwen3_5 --cases 30 --seed 1 --text ANY_TEXT_FILE [--moetrain build/moetrain]
 
 A case within the tolerances of compare.py passes. Rounding of fp32 grows from step to step: AdamW's first updates have
-the sign of the gradient, and a gated norm divides by outputs near zero. Another case passes only if single steps agree.
-Each step is repeated from the adapter that f64 has there. All losses must be within tolerance of f64, and moetrain's
-gradients at most twice as far from f64 as those of transformers in fp32 (geometric means over the steps: a single
-step is luck).
+the sign of the gradient, and a gated norm divides by outputs near zero. A case outside the tolerances passes only if
+its single steps agree: each step is repeated from the adapter that the run in f64 has at this step. All losses must be
+within tolerance of f64, and moetrain's gradients at most twice as far from f64 as those of transformers in fp32, by
+geometric means over the steps.
 
 Prints a line per case; --keep DIR keeps the cases that fail. Exit 1 when a case fails.
 """
@@ -36,7 +36,7 @@ def flag(rng, name, share=0.5):
 
 
 def experts(rng):
-    """Groups with at least two experts, enough for the tokens' choices."""
+    """Groups of at least two experts; the chosen groups have at least topk experts."""
     groups = rng.choice([1, 1, 2, 4])
     per_group = rng.choice([2, 3, 4]) if groups > 1 else rng.choice([3, 5, 8, 12])
     chosen = rng.randint(1, groups)
@@ -124,7 +124,7 @@ def qwen3_next(rng):
 
 
 def deepseek_v4(rng):
-    """16 heads of the indexer and more: with few of them, entries tie at a score of 0."""
+    """The indexer has at least 16 heads: with few heads, entries tie at a score of 0."""
     layers, groups, heads = rng.choice([1, 2, 3, 4]), rng.choice([1, 2, 3]), rng.choice([1, 2])
     rotated = rng.choice([2, 4, 8])
     published = rng.random() < 0.3  # in the spellings of the published file
@@ -168,7 +168,7 @@ def plain_heads(rng):
 
 
 def drawn_rope(rng, share):
-    """A word for --keys: RoPE, or with this share YaRN with all of its numbers."""
+    """An argument of --keys: plain RoPE or, with probability `share`, YaRN with random values of all its parameters."""
     value = {"rope_type": "default", "rope_theta": rng.choice([30.0, 1e4, 150000.0, 1e6])}
     if rng.random() < share:
         value |= {"rope_type": "yarn", "factor": rng.choice([1.0, 1.5, 8.0, 32.0]),
@@ -196,7 +196,7 @@ def qwen3(rng):
 
 
 def olmoe(rng):
-    """The norm of its queries is as wide as the hidden state, that of its keys may be narrower."""
+    """The norm of queries is as wide as the hidden state, the norm of keys may be narrower."""
     heads, per_key = rng.choice([(1, 1), (2, 1), (2, 2), (6, 1), (6, 3), (6, 6), (4, 2)])
     head_dim = rng.choice([4, 6, 8, 10])
     return (["--layers", rng.choice([1, 2, 3]), "--heads", heads, "--kv-heads", heads // per_key,
@@ -219,8 +219,8 @@ def minimax_m2(rng):
 
 
 def gemma4(rng):
-    """Layers with and without a window in any order but the last; without a window nothing has v_proj, unless the
-    values are their own."""
+    """Layers with and without a window in any order; the last has none. Layers without a window have v_proj only with
+    --own-values."""
     layers = rng.choice([1, 2, 3, 5])
     full = sorted(rng.sample(range(layers), rng.randint(0, layers - 1)))
     heads = rng.choice([1, 2, 4, 6])
@@ -292,7 +292,7 @@ def has_target(a, layer, name):
 
 
 def layouts(rng, a):
-    """Documents of a step two in a forward pass, one after the other, or on several ranks."""
+    """How the documents of a step are divided: one by one, two in a forward pass, or on several ranks."""
     world = rng.choice([n for n in (2, 3, 4, 6) if a.accum % n == 0])
     ranks = [f"parallel.cpu_ranks={world}"] + ["parallel.zero=true"] * (rng.random() < 0.3)
     shares = [n for n in (2, 3, 4, 6) if world % n == 0 and a.experts % n == 0]
@@ -337,7 +337,7 @@ def quiet_case(folder, args):
 
 
 def copy_step(case, exact, step, folder):
-    """A case with the documents of one step, whose initial adapter is the one of f64 before that step."""
+    """A case with the documents of one step; its initial adapter is that of the f64 run before this step."""
     accum = compare.expected_of(case)["setup"]["grad_accum"]
     shutil.copytree(case, folder, ignore=shutil.ignore_patterns("adapter_*", "*.jsonl", "grads*", "forward*"))
     shutil.copy(f"{case}/eval.jsonl", folder)
@@ -376,7 +376,7 @@ def distance(g, reference):
 
 
 def one_step(a, folder, step, settings):
-    """Distances from f64: moetrain's loss and gradient, transformers' gradient in fp32."""
+    """Distances from f64 of moetrain's loss, moetrain's gradient, and transformers' gradient in fp32."""
     case, out = f"{folder}/step_{step}", f"{folder}/step_{step}_out"
     before = copy_step(f"{folder}/case", f"{folder}/exact", step, case)
     seq_len = compare.expected_of(case)["setup"]["seq_len"]

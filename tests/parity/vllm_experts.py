@@ -6,7 +6,7 @@ Runs vLLM's RoutedExperts.load_weights with the parameters of its ModelOpt NVFP4
 the CPU, without a model or an engine; modules that are not installed are replaced by mocks (pydantic, msgspec, openai
 and openai_harmony must be installed). Every parameter of the weights must be filled, and with quantised inputs their
 scales. The weights must decode to code * scale of the file, and every module that is not quantised must be excluded by
-the configuration. Exit 1 when one is not.
+the configuration. Exit 1 when one of these checks fails.
 """
 import argparse
 import json

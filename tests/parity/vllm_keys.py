@@ -78,7 +78,7 @@ class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def model_names(model_type, settings):
-    """Of the model's class in vLLM: the mapper of names or None, the packed modules, whether experts are fused."""
+    """For the model's class in vLLM: the mapper of names or None, the packed modules, whether experts are fused."""
     from vllm.model_executor.models.interfaces import supports_lora
 
     file, _, name = CLASSES[model_type].rpartition(".")

@@ -8,8 +8,9 @@ ORPOTrainer or CPOTrainer and with moetrain, on the same rows in the same order.
 base), `initial` (the case's adapter, reference: its copy), `base` (the case's adapter, reference: base). moetrain
 divides its steps into micro-batches and ranks at random. Prints the largest error of each kind.
 
-Where TRL's mean depends on micro-batches, TRL runs with those whose mean is moetrain's (PER_STEP below):
-- DPO's sft term is a mean over the tokens of a micro-batch, KTO's z one over its rows: a step, and the held-out rows
+Where TRL's mean depends on the division into micro-batches, TRL runs with the division that gives moetrain's mean
+(PER_STEP below): - DPO's sft term is a mean over the tokens of a micro-batch, KTO's z one over its rows: a step, and
+the held-out rows
   of DPO, are one micro-batch.
 - ORPO's cross-entropy is a mean over the tokens of a micro-batch; moetrain's is a mean over pairs: one pair each.
 - TRL 1.16 has no label smoothing of the sigmoid loss. 1.6 of that loss minus 0.6 of its robust loss is
@@ -61,7 +62,8 @@ class CompletionTrainer(ORPOTrainer):
 
 
 class Objective:
-    """Settings of moetrain, trainer and settings of TRL; micro: pairs or rows of a micro-batch of TRL."""
+    """An objective: settings of moetrain, TRL's trainer and its settings. micro: pairs or rows in a micro-batch of
+    TRL."""
 
     def __init__(self, ours, trainer, config, theirs, micro=PER_STEP, starts=("fresh", "initial", "base")):
         self.ours, self.trainer, self.config, self.theirs = ours, trainer, config, theirs
@@ -92,7 +94,7 @@ OBJECTIVES = {
 # ---- rows
 
 def token_boundary(tokenizer, row):
-    """Whether the tokens of the prompt begin those of prompt and answer."""
+    """Whether the tokens of prompt and answer begin with the tokens of the prompt."""
     def ids(text):
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
