@@ -1,8 +1,8 @@
 /* loop.c - the training run. An optimizer step is grad_accum micro-batches of forward, loss and backward, then the norm
  * of the gradient, clipping, AdamW. Rank i mod P computes micro-batch i of a step, so the data of a step do not depend
- * on P. Every rank iterates over all of the data and so knows the number of labels without communication. struct
- * train_state, the adapters and their moments determine the next step: a run that continues from a checkpoint ends with
- * the same bytes as one that never stopped. */
+ * on P. Every rank iterates over all data, so the number of labels needs no communication. struct train_state, the
+ * adapters and their moments determine the next step. So a run that continues from a checkpoint ends with the same
+ * bytes as a run that never stopped. */
 #include "train/loop.h"
 
 #include <math.h>
@@ -21,7 +21,8 @@
 
 static bool is_online(const struct training *t) { return config_is_online(t->run.cfg); }
 
-/* After an error of a reward or the sampler, which the user may correct: the state is saved. Returns -1. */
+/* Saves the state after an error of a reward or of the sampler, because the user may correct the cause and continue.
+ * Returns -1. */
 static int save_before(struct training *t)
 {
     struct err other;
@@ -30,7 +31,7 @@ static int save_before(struct training *t)
     return -1;
 }
 
-/* The run ends where trainer and sampler disagree: it would learn from the probabilities of another model. */
+/* Error, which ends the run: the log-probabilities of trainer and sampler differ too much. */
 static int check_sampler(const struct training *t, double difference, struct err *err)
 {
     const struct run *r = &t->run;
@@ -44,7 +45,7 @@ static int check_sampler(const struct training *t, double difference, struct err
         (long long)t->state.step + 1, difference, allowed);
 }
 
-/* The generation batch of the next step, and what the log says of a new one. */
+/* Samples the generation batch of the next step, if it needs a new one, and logs it. */
 static int sample(struct training *t, struct err *err)
 {
     struct online *o = &t->online;
@@ -75,8 +76,9 @@ static struct batch *take_batches(struct training *t, int64_t n, struct step_cou
     return b;
 }
 
-/* Forward and backward of this rank's micro-batches; the host does not read gradients and loss yet. False: interrupted.
- * Several ranks finish the step first, and exchange the stop flag while their devices work. */
+/* Runs forward and backward of this rank's micro-batches; the host does not read gradients and loss yet. False: a
+ * signal interrupted it. With several ranks a step is not interrupted; they exchange the stop flag while their devices
+ * compute. */
 static bool accumulate(struct training *t, const struct batch *b, int64_t n, const struct step_counts *counts)
 {
     struct run *r = &t->run;
@@ -98,8 +100,7 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, con
     return true;
 }
 
-/* Checks the loss of the first step, if the adapters of the run begin as the reference: it must be that of equal
- * models. */
+/* Checks the first step if the adapters begin equal to the reference: its loss must be that of equal models. */
 static int check_first(const struct training *t, const struct step_metrics *m, struct err *err)
 {
     const struct run_objective *o = run_objective(t->run.cfg);
@@ -107,7 +108,8 @@ static int check_first(const struct training *t, const struct step_metrics *m, s
     return o->first_step(&t->run.model, m->loss, &m->parts, err);
 }
 
-/* Reads the step's sums, the only wait of the host for the device, and updates the adapters. */
+/* Reads the step's sums, for which the host waits for the device, and updates the adapters. The host waits nowhere else
+ * in a step. */
 static int update(struct training *t, const struct batch *b, const struct step_counts *counts, struct step_metrics *m,
                   char bad[64], struct err *err)
 {
@@ -125,15 +127,15 @@ static int update(struct training *t, const struct batch *b, const struct step_c
     return 0;
 }
 
-/* The mean over the first steps, then an exponential mean with weight 0.1. */
+/* The mean of the loss over the first 10 steps, then an exponential mean with weight 0.1. */
 static double smoothed(double before, double loss, int64_t n)
 {
     const double w = fmax(0.1, 1 / (double)n);
     return n > 1 ? before + w * (loss - before) : loss;
 }
 
-/* Before a step: the first quant.start steps are not quantised. With quant.amax = static the run keeps the scales of
- * the first quantised step, whether that step was reached now or is in the checkpoint. */
+/* Called before a step: the first quant.start steps are not quantised. With quant.amax = static the run keeps the
+ * scales of the first quantised step; a run that continues after this step has them from its checkpoint. */
 static void begin_quantisation(struct training *t)
 {
     const int64_t start = t->run.cfg->quant.start;
@@ -192,7 +194,8 @@ static int step(struct training *t, struct err *err)
 
 /* ---- evaluations, checkpoints, the end */
 
-/* What best/ has the lowest of: the loss, or the share of pairs that are the wrong way round (eval.best). */
+/* The score, of which best/ has the lowest: the loss, or with eval.best = accuracy the share of pairs whose rejected
+ * answer has the higher reward. */
 static double score_of(const struct config *cfg, const struct eval_metrics *e)
 {
     if (cfg->eval.best == CFG_BEST_LOSS) return e->loss;
@@ -201,7 +204,7 @@ static double score_of(const struct config *cfg, const struct eval_metrics *e)
     return e->loss;
 }
 
-/* The mean reward of held-out prompts; best/ has the highest. */
+/* Evaluates the mean reward of held-out prompts; best/ has the highest. */
 static int evaluate_rewards(struct training *t, struct err *err)
 {
     struct train_state *s = &t->state;
@@ -219,7 +222,7 @@ static int evaluate_rewards(struct training *t, struct err *err)
     return best ? saves_best(t, err) : 0;
 }
 
-/* Changes the state when all is done: an interrupted evaluation is made again when the run continues. */
+/* Changes the state only at its end, so that a run that continues repeats an interrupted evaluation. */
 static int evaluate(struct training *t, struct err *err)
 {
     struct train_state *s = &t->state;
@@ -230,7 +233,7 @@ static int evaluate(struct training *t, struct err *err)
     const double score = score_of(t->run.cfg, &e);
     const bool lowest = score < s->best_loss || (score == s->best_loss && e.loss < s->best_tie);
     e.from = s->eval_from < 0 ? s->step : s->eval_from;
-    e.best = lowest && s->step > 0; /* step 0 is only the reference: there is no trained adapter to save */
+    e.best = lowest && s->step > 0; /* step 0 is only for comparison: there is no trained adapter to save */
     if (t->run.eval.n_docs && metrics) metrics_eval(metrics, &e);
     if (!eval_prompts_write(&t->samples, metrics, s->step, stop_asked)) return LOOP_INTERRUPTED;
     s->eval_step = s->step;
@@ -246,8 +249,8 @@ static int evaluate(struct training *t, struct err *err)
     return e.best ? saves_best(t, err) : 0;
 }
 
-/* Makes steps until the end or an interruption. The state alone decides whether an evaluation or a checkpoint follows a
- * step. If the run was killed before that, it does so when it continues. */
+/* Makes steps until the end or an interruption. Only the state decides whether an evaluation or a checkpoint follows a
+ * step. So if the run was killed before one, the run makes it when it continues. */
 static int steps(struct training *t, struct err *err)
 {
     const int64_t every = t->run.cfg->output.save_every, start = t->state.step;
@@ -260,12 +263,14 @@ static int steps(struct training *t, struct err *err)
             last = true;
             if (training_is_first(t)) metrics_stop(&t->metrics, s, t->state.n_worse);
         }
-        /* The step that the run continued from has a checkpoint. It is written again only after an evaluation that the
-         * stopped run did not make. */
+        /* The step from which the run continued has a checkpoint. It is written again only after an evaluation that was
+         * missing. */
         const bool saving = (s > start || (due && s > 0)) && (last || (every && s % every == 0));
         if (saving && saves_checkpoint(t, err)) return -1;
         if (last && saving) return 0;
-        if (last) return saves_report(t, err); /* a run that was killed after its last checkpoint may have no report */
+        if (last)
+            return saves_report(
+                t, err); /* writes the report, which is missing if the run was killed after its last checkpoint */
         if ((rc = step(t, err))) return rc;
         if (t->stopping && t->state.step < t->schedule.total_steps) return LOOP_INTERRUPTED;
     }
@@ -280,7 +285,7 @@ static int save_interrupted(struct training *t, struct err *err)
     return LOOP_INTERRUPTED;
 }
 
-/* Ends an open run with the last state, also after an interruption. Files are closed whatever failed. */
+/* Ends an open run with its last state, also after an interruption. Closes files also after an error. */
 static int finish(struct training *t, int rc, struct err *err)
 {
     struct err close_err;
@@ -299,7 +304,7 @@ int loop_train(const struct config *cfg, struct comm *all, const struct training
     struct training *t = mem_alloc(sizeof(*t)); /* too large for a small stack */
     comm_busy(all, "loading");
     const bool open = !session_open(t, cfg, all, hook, err);
-    /* Until now there was nothing to save, so a signal ended the process at once. */
+    /* Before this line there is nothing to save, so a signal ends the process at once. */
     stop_take_signals(open && training_is_first(t) ? "the state is saved after this step" : NULL);
     comm_busy(all, NULL);
     int rc = !open ? -1 : t->complete ? 0 : steps(t, err);

@@ -20,7 +20,8 @@ static int user_error(const struct err *err)
     return EXIT_USER;
 }
 
-/* What a command prints is its result, and a part of it must not pass for the whole. */
+/* Returns an error if standard output could not be written: the output is the result of the command, and must not be
+ * incomplete without an error. */
 static int printed(int code)
 {
     struct err err;
@@ -37,7 +38,7 @@ static int dump(const struct config *c)
     return printed(EXIT_DONE);
 }
 
-/* The defaults, then the file or the model, then its overrides. */
+/* Reads the configuration: the file or the model replaces defaults, then overrides follow. */
 static int read_config(struct config *cfg, const struct cli_common *c, enum cli_source source, struct err *err)
 {
     const bool model = source == CLI_FILE_OR_MODEL && c->config && config_names_model(c->config);

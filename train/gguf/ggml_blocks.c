@@ -1,6 +1,6 @@
-/* ggml_blocks.c - the blocks of ggml: 32 values with a scale. Q8_0: f16 scale, 32 int8. Q4_0: f16 scale, 16 bytes of
- * which byte j has value j in its lower and value j + 16 in its upper half, plus 8. MXFP4: e8m0 scale, halves as in
- * Q4_0. Source: ggml, src/ggml-common.h, src/ggml-quants.c (quantize_row_*_ref). */
+/* ggml_blocks.c - the blocks of ggml: 32 values with a scale. Q8_0: f16 scale, 32 int8. Q4_0: f16 scale, 16 bytes; byte
+ * j has value j + 8 in its lower half and value (j + 16) + 8 in its upper half. MXFP4: e8m0 scale, halves in the order
+ * of Q4_0. Source: ggml, src/ggml-common.h, src/ggml-quants.c (quantize_row_*_ref). */
 #include "train/gguf/ggml_blocks.h"
 
 #include <math.h>
@@ -32,7 +32,7 @@ static float scale_of(const uint8_t *in)
     return f16_to_f32(h);
 }
 
-/* 0 for a scale that is 0, or so small that its inverse is infinite. */
+/* The inverse of a scale; 0 if the scale is 0, or so small that its inverse is infinite. */
 static float inverse_of(float d) { return d != 0 && isfinite(1 / d) ? 1 / d : 0; }
 
 static void encode_q8_0(uint8_t *out, const float *x)

@@ -1,5 +1,6 @@
 /* gguf_items.c - the tensors of each family. Source: llama.cpp, src/models/{openai-moe,qwen3moe,olmoe,llama,
- * minimax-m2,glm4-moe,deepseek2,lfm2}.cpp: load_arch_tensors for the names, build_arch_graph for what is fixed. */
+ * minimax-m2,glm4-moe,deepseek2,lfm2}.cpp: load_arch_tensors for the names, build_arch_graph for values that its code
+ * fixes. */
 #include "train/gguf/gguf_items.h"
 
 #include <math.h>
@@ -41,7 +42,8 @@ static int differs(const char *what, struct err *err)
     return err_set(err, "llama.cpp computes this family with other %s: export merged-bf16", what);
 }
 
-/* gpt-oss: a window in every second layer, from the first on. Others: none. */
+/* Whether the layers have the windows that llama.cpp assumes: in gpt-oss layers 0, 2, 4, ...; in other families
+ * none. */
 static bool has_windows(const struct arch *a, const struct family *f)
 {
     for (int64_t l = 0; l < a->n_layer; l++)
@@ -57,7 +59,7 @@ static bool has_dense_first(const struct arch *a, const struct family *f)
     return true;
 }
 
-/* llama.cpp scales rotated values by 1 + ln(factor) / 10, or with mscale_all_dim not at all. */
+/* Whether YaRN's scaling of rotated values is that of llama.cpp: 1 + ln(factor) / 10, or 1 with mscale_all_dim. */
 static bool has_usual_yarn(const struct rope_arch *r)
 {
     const double usual = r->softmax_gain != 1 ? 1 : 1 + 0.1 * log(r->factor);
@@ -142,7 +144,8 @@ static void add_rows(struct gguf_items *list, struct gguf_item item, const char 
     if (bias) add(list, item, name, ".bias");
 }
 
-/* kv_b in F16: keys are transposed, so blocks of the file are not blocks of rows in memory. */
+/* Adds kv_b, in F16 instead of a block type: its keys are transposed, so blocks of the file would not be blocks of rows
+ * in memory. */
 static void add_kv_b(struct gguf_items *list, const struct arch *a, struct gguf_item item)
 {
     const int64_t n_head = a->attn[0].n_head;
@@ -158,7 +161,7 @@ static void add_kv_b(struct gguf_items *list, const struct arch *a, struct gguf_
     add_rows(list, item, "attn_v_b", false);
 }
 
-/* llama.cpp's name of a target's matrix, also where llama.cpp would not apply an adapter of it. */
+/* llama.cpp's name of a target's matrix, also if llama.cpp does not apply adapters of this matrix. */
 static const char *matrix_name(const struct arch *a, enum lora_target t)
 {
     switch (t) {

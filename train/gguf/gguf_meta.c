@@ -1,5 +1,5 @@
-/* gguf_meta.c - the sizes of a model as keys. Source: llama.cpp, conversion/base.py (set_gguf_parameters) and those of
- * the families, src/llama-arch.cpp. */
+/* gguf_meta.c - the sizes of a model as keys. Source: llama.cpp, conversion/base.py (set_gguf_parameters) and the files
+ * of the families beside it, src/llama-arch.cpp. */
 #include "train/gguf/gguf_meta.h"
 
 #include <math.h>
@@ -59,7 +59,7 @@ static uint32_t file_type(const struct gguf_meta_model *model)
     return FILE_MXFP4;
 }
 
-/* mscale_all_dim, from its factor of the softmax: (1 + mscale / 10 * ln(factor))^2. */
+/* Computes mscale_all_dim from softmax_gain, which is (1 + mscale / 10 * ln(factor))^2. */
 static double mscale_of(const struct rope_arch *r) { return 10 * (sqrt(r->softmax_gain) - 1) / log(r->factor); }
 
 static void put_rope(struct gguf_meta *m, const struct rope_arch *r)
@@ -92,7 +92,7 @@ static void put_experts(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".expert_shared_count", a->d_shared / a->d_ff);
 }
 
-/* llama.cpp takes layers without keys as those with a convolution. */
+/* In llama.cpp a layer with 0 key heads is a layer with a convolution. */
 static void put_kv_heads(struct gguf_meta *m, const struct arch *a, const struct attn_arch *h)
 {
     int32_t *n = gguf_meta_own(m, mem_array(a->n_layer, sizeof(*n)));
@@ -114,7 +114,7 @@ static void put_heads(struct gguf_meta *m, const struct attn_arch *h)
     gguf_meta_u32(m, ".attention.value_length", h->head_dim);
 }
 
-/* llama.cpp computes latent attention as one head of keys and values. */
+/* In llama.cpp latent attention has one head of keys and values. */
 static void put_latent(struct gguf_meta *m, const struct mla_arch *a)
 {
     gguf_meta_u32(m, ".attention.head_count_kv", 1);

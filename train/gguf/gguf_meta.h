@@ -21,8 +21,8 @@ struct gguf_meta_model {
 void gguf_meta_open(struct gguf_meta *m, const struct gguf_meta_model *model);
 void gguf_meta_close(struct gguf_meta *m); /* zeroed is valid */
 
-/* Append a value. A key that begins with a dot gets the architecture before it. Texts are copied; arrays are those of
- * gguf_meta_own. */
+/* Append a value. The name of the architecture is put before a key that begins with a dot. Texts are copied. Arrays
+ * must come from gguf_meta_own. */
 void gguf_meta_u32(struct gguf_meta *m, const char *key, int64_t v);
 void gguf_meta_bool(struct gguf_meta *m, const char *key, bool v);
 void gguf_meta_f32(struct gguf_meta *m, const char *key, double v);

@@ -1,5 +1,5 @@
-/* gguf_tokenizer.c - tokenizer.json as keys. Byte-level BPE only, which llama.cpp calls "gpt2"; its pre-tokenizer is
- * known there by a name instead of its regular expression. Source: llama.cpp, conversion/base.py (get_vocab_base),
+/* gguf_tokenizer.c - tokenizer.json as keys. Only byte-level BPE, which llama.cpp calls "gpt2". A GGUF names the
+ * pre-tokenizer instead of its regular expressions. Source: llama.cpp, conversion/base.py (get_vocab_base),
  * src/llama-vocab.cpp. */
 #include "train/gguf/gguf_tokenizer.h"
 
@@ -71,7 +71,7 @@ static int put_added(const struct words *w, struct json added, struct err *err)
     return 0;
 }
 
-/* Ids without a token: the vocabulary of a model is often padded. */
+/* Adds tokens for ids that have none, because the vocabulary of a model is often padded. */
 static void pad(struct gguf_meta *m, const struct words *w)
 {
     char text[32];
@@ -104,7 +104,7 @@ static int put_merges(struct gguf_meta *m, struct json merges, struct err *err)
     return 0;
 }
 
-/* The name for a pre-tokenizer: of its first split, or of the plain byte-level one. */
+/* llama.cpp's name for a pre-tokenizer: found by its first split, or "gpt-2" for plain byte-level; NULL: none. */
 static const char *split_name(struct json pre)
 {
     const char *type = "", *regex = "";
@@ -137,7 +137,7 @@ static int put_model(struct gguf_meta *m, const struct gguf_meta_model *model, s
     pad(m, &w);
     for (int64_t i = 0; i < w.n; i++) w.tokens[i] = gguf_meta_own(m, mem_strdup(w.tokens[i]));
     gguf_meta_text(m, "tokenizer.ggml.model", "gpt2");
-    /* the same split as glm4, for which llama.cpp removes bos_token */
+    /* lfm2 has the same split as glm4, but for the name glm4 llama.cpp removes bos_token */
     if (!strcmp(model->arch->family, "lfm2_moe") && !strcmp(split, "glm4")) split = "lfm2";
     gguf_meta_text(m, "tokenizer.ggml.pre", split);
     gguf_meta_array(m, "tokenizer.ggml.tokens", GGUF_STRING, w.n, w.tokens);
@@ -145,7 +145,7 @@ static int put_model(struct gguf_meta *m, const struct gguf_meta_model *model, s
     return put_merges(m, json_find(bpe, "merges"), err);
 }
 
-/* The id of a token that tokenizer_config.json names, as text or as an object; -1: none. */
+/* The id of the token that a key of tokenizer_config.json names, as text or as an object; -1: none. */
 static int32_t named_token(struct json config, const char *key, const struct tokenizer *tok)
 {
     const struct json named = json_find(config, key);

@@ -1,7 +1,7 @@
 /* launch.c - the ranks of a run: from the environment of torchrun, srun or mpirun, or forked here.
  *
- * It forks before this process has threads or uses a GPU. The parent only forwards signals and waits. The children are
- * killed when it dies. */
+ * It forks before this process has threads or uses a GPU. The parent only forwards signals and waits. If the parent
+ * dies, the children are killed. */
 #include "train/launch/launch.h"
 
 #include <errno.h>
@@ -21,14 +21,14 @@
 #include "train/launch/rank_key.h"
 
 #define TORCH_PORT 29500 /* default of MASTER_PORT, as in torch */
-#define GRACE_MS   15000 /* time for the other ranks to end by their hang detector after one failed */
+#define GRACE_MS   15000 /* after a rank failed: time in which the hang detector of the other ranks ends them */
 #define EXIT_SAVED 130   /* exit code of a rank that was interrupted */
 
 int64_t launch_end_ms = 60000;
 
 /* ---- from the environment */
 
-/* The variables of one launcher; rank or world NULL: it did not start this process. */
+/* The variables of one launcher; rank or world NULL: this launcher did not start the process. */
 struct launcher_vars {
     const char *launcher, *rank, *world, *local_world;
 };
@@ -57,8 +57,9 @@ static int read_said(struct found *f, const struct launcher_vars *s, struct err 
     return 0;
 }
 
-/* The innermost launcher counts: torchrun and mpirun run inside srun as one task per machine. RANK and WORLD_SIZE alone
- * may be set by hand in a script under srun; they must agree with srun. *f.world 1: no launcher. */
+/* The innermost launcher counts, since torchrun and mpirun may run inside srun as one task per machine. RANK and
+ * WORLD_SIZE without torchrun may be set by hand in a script under srun; they must agree with srun. f->world 1: no
+ * launcher. */
 static int find_launcher(struct found *f, struct err *err)
 {
     const bool torch = getenv("TORCHELASTIC_RUN_ID") != NULL;
@@ -131,7 +132,7 @@ static int from_launcher(struct comm_place *p, const struct found *f, const stru
 
 /* ---- ranks started here */
 
-/* Counts GPUs in a child process: a process that has used CUDA must not fork. -1: it cannot be known. */
+/* Counts GPUs in a child process, because a process that has used CUDA must not fork. -1: error. */
 static int count_gpus(struct err *err)
 {
     int status;
@@ -176,9 +177,10 @@ static int open_listener(int *port, struct err *err)
 static struct {
     pid_t *pids; /* [n] 0: ended */
     int64_t n;
-    volatile sig_atomic_t signals, asked; /* SIGINT and SIGTERM so far; any signal that asks to save and stop */
-    bool unsaved;                         /* a rank was ended by such a signal */
-    bool late;                            /* rank 0 has ended, and ranks that have not are killed */
+    volatile sig_atomic_t signals,
+        asked;    /* signals: number of SIGINT and SIGTERM so far; asked: any signal has asked to save and stop */
+    bool unsaved; /* a rank was ended by such a signal */
+    bool late;    /* rank 0 has ended, and ranks that have not are killed */
 } children;
 
 static void signal_all(int number)
@@ -187,9 +189,9 @@ static void signal_all(int number)
         if (children.pids[r] > 0) kill(children.pids[r], number);
 }
 
-/* The first signal asks the ranks to save and stop. They may have got it from the terminal too, so the parent forwards
- * SIGUSR1, which is harmless when repeated. The second signal ends the ranks; SIGHUP, which a closing terminal sends
- * more than once, is not counted. */
+/* The first signal asks the ranks to save and stop. The terminal may have sent it to the ranks too, so the parent
+ * forwards SIGUSR1, which may come twice. The second signal ends the ranks. SIGHUP is not counted, because a closing
+ * terminal sends it more than once. */
 static void forward_signal(int number)
 {
     children.asked = 1;
@@ -224,7 +226,7 @@ static int code_of(int64_t r, int status)
     return 1;
 }
 
-/* Kills ranks after the deadline; false: they do not even end then. */
+/* Kills ranks after the deadline; false: they have not ended after that either. */
 static bool end_late_ranks(double deadline, int64_t left)
 {
     if (clock_ms() > deadline) signal_all(SIGKILL);

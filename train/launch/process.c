@@ -1,4 +1,4 @@
-/* process.c - descriptors and signals of a process, waiting of its threads. */
+/* process.c - descriptors and signals of a process; how its threads wait. */
 #include "train/launch/process.h"
 
 #include <fcntl.h>
@@ -10,14 +10,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* About 30 us on an EPYC. libgomp's default of 300,000 spins, 9 ms, nearly halves the speed beside other processes: a
- * thread spins while the one that it waits for has no core. */
+/* About 30 us on an EPYC. libgomp's default, 300,000 spins or 9 ms, nearly halves the speed when other processes run: a
+ * thread spins while the thread that it waits for has no core. */
 #define SPINS "1000"
 
 #define LEAST_STACK (256 << 10) /* bytes; a command takes up to 160 KiB */
 
-/* A parent may leave signals ignored or blocked. Without SIGCHLD a failed rank is not noticed, and a blocked SIGTERM
- * does not end a run. An ignored SIGINT (a background job of a script) and SIGHUP (nohup) stay ignored. */
+/* A parent process may leave signals ignored or blocked. Without SIGCHLD this process does not notice a failed rank,
+ * and a blocked SIGTERM does not end a run. If SIGINT (background job of a script) or SIGHUP (nohup) is ignored, it
+ * stays so. */
 static void reset_signals(void)
 {
     static const int numbers[] = {SIGCHLD, SIGTERM, SIGPIPE, SIGUSR1, SIGALRM};
@@ -38,7 +39,9 @@ void process_bound_spins(void)
 void process_prepare(void)
 {
     int fd;
-    if (set_spins) unsetenv("GOMP_SPINCOUNT"); /* libgomp has read it; it is not for processes started from here */
+    if (set_spins)
+        unsetenv(
+            "GOMP_SPINCOUNT"); /* libgomp has read the variable; processes that this one starts must not inherit it */
     set_spins = false;
     reset_signals();
     do fd = open("/dev/null", O_RDWR); /* open returns the lowest free descriptor */
@@ -60,8 +63,8 @@ static char incomplete[MT_PATH];
 
 enum { DEPTH = 8 }; /* of directories that are deleted */
 
-/* Deletes what a directory contains with functions that a signal handler may call. Names that it passes while others
- * disappear are found in the next round. Links are not followed. */
+/* Deletes the contents of a directory, with functions that a signal handler may call. Deleting entries while reading
+ * may skip others; the next round finds these. Links are not followed. */
 static void empty_directory(int fd, int depth)
 {
     struct entry {
@@ -95,7 +98,7 @@ static void delete_directory(const char *path)
     if (fd >= 0) close(fd);
 }
 
-/* The default action of the signal follows when the handler returns. */
+/* SA_RESETHAND has restored the default action; raise(number) takes it when the handler returns. */
 static void delete_incomplete(int number)
 {
     if (unlink(incomplete)) delete_directory(incomplete);

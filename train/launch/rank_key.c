@@ -40,8 +40,8 @@ static bool is_current(int fd, const char *path)
     return !fstat(fd, &a) && !lstat(path, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Opens or creates the file and locks it. -1: a running launch holds the lock. *fd is -1 for a symbolic link, which is
- * replaced; its target is not read. */
+/* Opens or creates the file and locks it. -1: a running launch holds the lock. *fd -1: the name is a symbolic link; the
+ * caller replaces it, and its target is not read. */
 static int claim_name(const struct comm_place *p, int *fd, struct err *err)
 {
     for (;;) {
@@ -51,7 +51,7 @@ static int claim_name(const struct comm_place *p, int *fd, struct err *err)
         if (held <= 0 && is_current(*fd, p->key_file)) return 0;
         const int rc = held > 0 ? in_use(*fd, p, err) : 0;
         close(*fd);
-        if (rc) return rc; /* otherwise another launch replaced or deleted the file after it was opened */
+        if (rc) return rc; /* rc 0: another launch replaced or deleted the file after this one opened it */
     }
 }
 

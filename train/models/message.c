@@ -76,7 +76,7 @@ static bool begins(struct part p, const char *mark)
     return (size_t)(p.end - p.at) >= n && !memcmp(p.at, mark, n);
 }
 
-/* The end of the part, before an incomplete `mark` at its end. */
+/* The end of the part p without the beginning of a `mark` that may stand there. */
 static const char *without_begun(struct part p, const char *mark)
 {
     const size_t n = strlen(mark);
@@ -129,7 +129,7 @@ static bool read_json_call(struct message *m, struct part p)
     return fine;
 }
 
-/* The schema of tools says that argument `key` of function `name` is a string. */
+/* Whether the schema of tools says that argument `key` of function `name` is a string. */
 static bool is_string(struct json tools, struct part name, struct part key)
 {
     char text[128];
@@ -148,7 +148,7 @@ static bool is_string(struct json tools, struct part name, struct part key)
     return false;
 }
 
-/* A member: the JSON doc, which is freed; without it the value as a string. */
+/* Appends a member. Its value is the JSON doc, which it frees, or if doc is NULL `value` as a string. */
 static void put_value(struct text_buf *to, struct part key, struct part value, struct json_doc *doc)
 {
     struct err err;
@@ -220,7 +220,8 @@ static bool read_key_call(struct message *m, const struct message_input *in, str
     return true;
 }
 
-/* name="NAME"...>: the part between the quotes; *after: behind the bracket. False: something else. */
+/* Reads a tag from its name's first character on: NAME"...>. *name: NAME; *after: what follows >. False: p is something
+ * else. */
 static bool read_tag(struct part *name, bool *string, const char **after, struct part p)
 {
     const char *close = find(p, ">"), *quote = find(p, "\"");
@@ -266,7 +267,8 @@ static bool read_dsml_calls(struct message *m, const struct message_input *in, s
     return any;
 }
 
-/* Appends a quoted text as JSON; returns what follows it, NULL: it has no end. Gemma-4 quotes with three characters. */
+/* Appends a quoted text as a JSON string and returns what follows it; NULL: the quotation has no end. Gemma-4's
+ * quotation mark is <|"|>. */
 static const char *put_quotation(struct text_buf *to, struct part p)
 {
     static const char mark[] = "<|\"|>";
@@ -298,7 +300,7 @@ static bool in_word(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || (c && strchr("_.+-", c));
 }
 
-/* Appends a name or a number: a key before : or =, else a value. Returns what follows. */
+/* Appends a name or a number: as a key if : or = follows, otherwise as a value. Returns what follows. */
 static const char *put_word(struct text_buf *to, struct part p)
 {
     static const char *const values[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};
@@ -320,8 +322,8 @@ static const char *put_word(struct text_buf *to, struct part p)
     return word.end;
 }
 
-/* Reads members up to the bracket `stop` as the call's arguments: literals of Python or of Gemma-4. Returns what
- * follows the bracket; NULL: no such members. */
+/* Reads the members up to the bracket `stop`, in the syntax of Python or of Gemma-4, as the call's arguments. Returns
+ * what follows the bracket; NULL: p has another syntax. */
 static const char *read_members(struct message *m, struct part name, struct part p, char stop)
 {
     struct text_buf text = {0};
@@ -455,7 +457,7 @@ static bool is_word(struct part p, const char *word)
     return (size_t)(p.end - p.at) == strlen(word) && !memcmp(p.at, word, strlen(word));
 }
 
-/* What follows a mark in a header, up to a blank or another mark. */
+/* The word after a mark in a header, up to a blank or another mark. */
 static struct part word_after(struct part header, const char *mark)
 {
     const char *at = find(header, mark);

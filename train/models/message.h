@@ -1,14 +1,15 @@
-/* message.h - the text of an answer as a message: content, reasoning, tool calls, as the chat template marks them. */
+/* message.h - divides the text of an answer, by the marks of the chat template, into content, reasoning and tool
+ * calls. */
 #ifndef MT_MODELS_MESSAGE_H
 #define MT_MODELS_MESSAGE_H
 
 #include "data/chat/chat_template.h"
 
-/* How calls are written. HARMONY: gpt-oss, also its reasoning. JSON: <tool_call>{"name", "arguments"}</tool_call>
- * (Hermes, Qwen). XML: <function=NAME><parameter=KEY> inside it (Qwen3-Coder, Qwen3.5). ARG_KEY: NAME, then <arg_key>
- * and <arg_value> inside it (GLM-4.5 and later). DSML: DeepSeek V4's tags, a block of calls. INVOKE: the same tags
- * without prefix (MiniMax-M2). PYTHON: [NAME(KEY=VALUE)] (LFM2). GEMMA: call:NAME{KEY:VALUE}, also its reasoning
- * (Gemma-4). */
+/* The syntax of calls. HARMONY: gpt-oss, calls and reasoning. JSON: <tool_call>{"name", "arguments"}</tool_call>
+ * (Hermes, Qwen). XML: <function=NAME><parameter=KEY> in <tool_call> (Qwen3-Coder, Qwen3.5). ARG_KEY: NAME, then
+ * <arg_key> and <arg_value> in <tool_call> (GLM-4.5 and later). DSML: DeepSeek V4's tags, a block of calls. INVOKE: the
+ * same tags without the prefix (MiniMax-M2). PYTHON: [NAME(KEY=VALUE)] (LFM2). GEMMA: call:NAME{KEY:VALUE}, and
+ * Gemma-4's reasoning. */
 enum message_calls {
     MESSAGE_PLAIN,
     MESSAGE_HARMONY,
@@ -41,10 +42,10 @@ struct message_input {
     bool think_open;   /* the prompt ended with <think> */
     bool wants_calls;  /* otherwise calls stay in the content */
     bool whole;        /* no text follows */
-    struct json tools; /* of the request; XML, ARG_KEY and INVOKE: which arguments are strings */
+    struct json tools; /* tools of the request, which say for XML, ARG_KEY and INVOKE which arguments are strings */
 };
-/* Empties m first. Of a text that is not whole, what may still become a mark is left out, and calls appear when they
- * are complete: each member only grows with the text. */
+/* Empties m first. If the text is not whole, an end that may become a mark is left out, and so are incomplete calls. So
+ * each member only grows with the text. */
 void message_parse(struct message *m, const struct message_input *in, const char *text, int64_t size);
 void message_free(struct message *m);
 

@@ -27,7 +27,7 @@ static void add(struct models *m, const char *name, int64_t size, const char *di
     m->items[m->n++] = s;
 }
 
-/* The last part of a path, without slashes at its end, and its size. Of RUN/adapter it is RUN. */
+/* The last part of a path, without slashes at its end, and the size of this part. For RUN/adapter it is RUN. */
 static const char *last_part(const char *path, int64_t *size)
 {
     int64_t end = (int64_t)strlen(path);
@@ -102,7 +102,8 @@ struct served *models_find(struct models *m, const char *name)
 
 /* ---- memory ---- */
 
-/* Adds what an adapter of dir needs, or with NULL what [lora] of `asked` says. */
+/* Raises cfg->lora and target to what the adapter of dir needs; dir NULL: an adapter by the [lora] section of
+ * `asked`. */
 static int count_adapter(const struct models *m, struct config *cfg, bool target[LORA_TARGETS],
                          const struct config *asked, const char *dir, struct err *err)
 {
@@ -178,7 +179,7 @@ static int64_t stamp_of(const char *dir)
     return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 }
 
-/* Requests that ended stay in the engine until its next step: then the slot cannot be emptied yet. */
+/* Empties the slot. False: a request uses its adapter, or has ended but is in the engine until its next step. */
 static bool empty(const struct models *m, struct slot *slot)
 {
     struct err err;
@@ -201,7 +202,7 @@ static int fill(const struct models *m, struct slot *slot, struct served *s, str
     return 0;
 }
 
-/* An empty slot, or that whose adapter was unused for longest; NULL: all are in use. */
+/* An empty slot, or the slot whose adapter was unused for longest; NULL: all are in use. */
 static struct slot *free_slot(const struct models *m)
 {
     struct slot *best = NULL;

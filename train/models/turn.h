@@ -1,5 +1,5 @@
-/* turn.h - the next turn of a conversation whose tokens the caller has: the messages that follow an answer, as a suffix
- * of these tokens. Tokens that the model has seen are never made again from text. */
+/* turn.h - the next turn of a conversation whose tokens the caller has: renders the messages that follow an answer as a
+ * suffix of these tokens. Tokens that the model has seen are never tokenised again from text. */
 #ifndef MT_TURN_H
 #define MT_TURN_H
 
@@ -7,7 +7,7 @@
 #include "train/models/message.h"
 #include "train/run/run.h"
 
-/* An answer as JSON of a message: role, content, reasoning_content and tool_calls where it has them. */
+/* Appends an answer as the JSON of a message: role, content, and reasoning_content and tool_calls if it has them. */
 void turn_put_message(struct text_buf *out, const struct message *m);
 /* Makes a stand-in of an answer: it has the names of its calls, and a letter in place of what the model wrote. The
  * letter of the other stand-in differs. */

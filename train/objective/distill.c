@@ -1,4 +1,5 @@
-/* distill.c - the [distill] section: the model itself with other adapters or none, or rows with a teacher's tokens. */
+/* distill.c - the [distill] section: the teacher is the model itself with other adapters or none, or rows with a
+ * teacher's tokens. */
 #include "train/objective/distill.h"
 
 #include <stdio.h>
@@ -51,7 +52,8 @@ static void options(struct model_options *opt, const struct config *c, const str
     opt->has_reference = opt->distill.from == DISTILL_MODEL;
 }
 
-/* B of a new adapter is zero, so the student is the base model whatever A and the dropout are: no gradient. */
+/* Warns of a distillation without gradient. B of a new adapter is zero, so the student equals the base model, with any
+ * A and any dropout. */
 static void warn(const struct config *c)
 {
     if (strcmp(c->distill.teacher, "base") || c->distill.alpha > 0 || c->lora.init_from[0] || config_quantises(c) ||

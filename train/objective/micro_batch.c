@@ -69,7 +69,7 @@ void micro_batch_share(struct batch *b, const struct model *m, int64_t group)
 /* The first token of the completion of answer a. */
 static int64_t completion_of(const struct batch *b, int64_t a) { return b->label_row[b->answer_first[a]] + 1; }
 
-/* Appends the prompt of answer a of b and the completion of answer o of `other`. */
+/* Appends a document: the prompt of answer a of b, then the completion of answer o of `other`. */
 static void add(struct batch *out, const struct batch *b, int64_t a, const struct batch *other, int64_t o)
 {
     const int64_t n_prompt = completion_of(b, a) - b->cu[a], from = completion_of(other, o);

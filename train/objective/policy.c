@@ -32,7 +32,8 @@ int64_t policy_generation_rows(const struct config *c)
     return c->train.micro_batch * c->train.grad_accum * c->objective.steps_per_generation;
 }
 
-/* epsilon_high without a value: the kind's where epsilon is its default too, else epsilon. */
+/* objective.epsilon_high. Its default is that of the kind if the kind has one and epsilon is also a default, otherwise
+ * epsilon. */
 static double high_of(const struct config *c, const struct kind *k, double epsilon)
 {
     if (!(c->objective.epsilon_high < 0)) return c->objective.epsilon_high;
@@ -92,7 +93,7 @@ static int check_recorded(const struct config *c, const char *name, struct err *
     return 0;
 }
 
-/* Refuses a reward `environment` without environment.command; warns when nothing reads the rewards of the command. */
+/* Refuses a reward `environment` without environment.command; warns if no reward uses the command's rewards. */
 static int check_environment(const struct config *c, struct err *err)
 {
     struct reward_key key;
@@ -111,8 +112,8 @@ static int check_environment(const struct config *c, struct err *err)
     return 0;
 }
 
-/* Refuses settings of online RL with which the trainer's probabilities would differ from the sampler's, or which have
- * no meaning there. */
+/* Refuses settings with which the trainer's probabilities would differ from the sampler's, and settings that have no
+ * meaning in online RL. */
 static int check_online(const struct config *c, const char *name, struct err *err)
 {
     const bool scaled = c->objective.scale_rewards != CFG_SCALE_BATCH;

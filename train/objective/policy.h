@@ -6,21 +6,23 @@
 #include "model/model.h"
 #include "train/config/config.h"
 
-/* What the losses of tokens are divided by: each by the tokens of its row, times rows; by
- * objective.max_completion_length times rows; by all tokens of the step. POLICY_PER_SUM: rows have one loss each,
- * divided by their number. */
+/* The divisor of a token's loss. POLICY_PER_ROW: tokens of its row * number of rows. POLICY_PER_LENGTH:
+ * objective.max_completion_length * number of rows. POLICY_PER_TOKEN: all tokens of the step. POLICY_PER_SUM: a row has
+ * one loss, which is divided by the number of rows. */
 enum policy_mean { POLICY_PER_ROW, POLICY_PER_LENGTH, POLICY_PER_TOKEN, POLICY_PER_SUM };
 struct policy_settings {
     struct policy loss; /* entropy_scale: objective.entropy_coef */
     enum policy_mean mean;
     struct advantage_options advantage;
-    double reward_kl;        /* RLOO's beta: of the sum of lp_old - lp_reference, subtracted from a reward; else 0 */
-    bool old_of_rows;        /* objective.old = rows */
-    int is_mode;             /* enum cfg_is; CFG_IS_AUTO: by the rows */
+    double reward_kl; /* RLOO's beta: the factor of sum(lp_old - lp_reference), which is subtracted from a reward; other
+                         kinds: 0 */
+    bool old_of_rows; /* objective.old = rows */
+    int is_mode;      /* enum cfg_is; CFG_IS_AUTO: by the rows */
     double is_cap, is_floor; /* floor 0: none */
     double entropy_quantile; /* objective.top_entropy_quantile */
     int64_t step_rows;       /* of an optimizer step */
-    int64_t n_step, n_iteration; /* optimizer steps that divide the rows of a generation; times that it is trained on */
+    int64_t n_step,
+        n_iteration; /* optimizer steps among which the rows of a generation are divided; passes over a generation */
     double max_length;
 };
 

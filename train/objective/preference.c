@@ -80,7 +80,8 @@ static void measure(struct model *m, const struct batch *b)
     model_end(m);
 }
 
-/* Micro-batch i of n; beyond them one without tokens, as other ranks may need this rank's experts. */
+/* Measures the mismatched rows of micro-batch i of n. i >= n: a batch without tokens, because other ranks may need this
+ * rank's experts. */
 static void measure_neighbours(struct model *m, const struct batch *b, int64_t i, int64_t n)
 {
     struct batch mixed = micro_batch_none();
@@ -93,8 +94,8 @@ static void measure_neighbours(struct model *m, const struct batch *b, int64_t i
     batch_free(&mixed);
 }
 
-/* Mean log-ratio of completions behind other prompts, at least 0: the neighbours are those of the whole step. The sums
- * of an evaluation are kept. */
+/* KTO's z: the mean log-ratio of mismatched rows, at least 0. Rows are mismatched within the whole step. The sums of an
+ * evaluation are kept. */
 static double baseline(struct model *m, const struct batch *b, int64_t n)
 {
     const struct comm *all = m->par.all;
@@ -116,7 +117,8 @@ static double baseline(struct model *m, const struct batch *b, int64_t n)
 
 /* ---- the first step */
 
-/* Dropout, noise and quantisation are in the model's pass and not in the reference's. */
+/* Whether the first step must have rewards of 0. Dropout, noise and quantisation prevent it, because the pass of the
+ * reference is without them. */
 static bool begins_as_reference(const struct config *c)
 {
     const bool own = reference(c) || !c->lora.init_from[0], exact = !c->lora.init && !c->lora.dora;
@@ -127,7 +129,7 @@ static bool begins_as_reference(const struct config *c)
 static int first_step(const struct model *m, double loss, const struct objective_means *parts, struct err *err)
 {
     const bool rounds = m->dev->act_dtype == DT_BF16 || m->dev->round_bf16;
-    /* In bf16 a cached reference may come from a pass with another number of rows, hence from other kernels. */
+    /* In bf16 a cached reference may come from a pass with another number of rows, and so from other kernels. */
     const double allowed = rounds ? 1e-4 : 1e-5;
     double reward[2] = {0, 0}, logp[2] = {0, 0};
     for (int i = 0; i < parts->n; i++) {

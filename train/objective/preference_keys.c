@@ -1,4 +1,4 @@
-/* preference_keys.c - the objectives of preferences, and the keys that each reads. */
+/* preference_keys.c - the objectives of preferences and of online RL, and the keys that each of them reads. */
 #include "train/objective/preference_keys.h"
 
 #include <string.h>
@@ -54,7 +54,7 @@ static const struct {
 
 const struct preference_row *preference_row_of(const struct config *c) { return &kinds[c->objective.kind]; }
 
-/* Whether objective.kind reads the key; true of keys of other sections. */
+/* Whether objective.kind reads the key; true for keys of other sections. */
 static bool is_read(const struct config *c, const char *name)
 {
     for (int k = 0; k < MT_LEN(keys); k++)

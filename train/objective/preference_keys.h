@@ -1,4 +1,4 @@
-/* preference_keys.h - the keys of [objective]: which of them each objective reads, of preferences and of online RL. */
+/* preference_keys.h - which keys of [objective] each preference objective and each kind of online RL reads. */
 #ifndef MT_PREFERENCE_KEYS_H
 #define MT_PREFERENCE_KEYS_H
 

@@ -1,4 +1,4 @@
-/* run_objective.c - which objective the settings choose; finds the adapter of its reference model. */
+/* run_objective.c - finds the objective that the settings choose, and the adapter of its reference model. */
 #include "train/objective/run_objective.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ enum data_format run_objective_format(const struct config *c, bool eval)
     return eval && c->data.eval_format != CFG_EVAL_FORMAT_SAME ? (enum data_format)(c->data.eval_format - 1) : train;
 }
 
-/* Only pairs of answers have an accuracy that says which adapter is better. */
+/* Checks eval.best: only pairs of answers have an accuracy by which adapters can be compared. */
 static int check_best(const struct config *c, struct err *err)
 {
     if (c->eval.best == CFG_BEST_LOSS || run_objective(c)->format == DATA_PREFERENCE) return 0;
@@ -33,7 +33,8 @@ static int check_best(const struct config *c, struct err *err)
                    "or orpo): set loss");
 }
 
-/* The rows of a preference objective have its form alone; other objectives do not read it. */
+/* Checks data.format: a preference objective reads rows only in its own form, and other objectives do not read this
+ * form. */
 static int check_format(const struct config *c, struct err *err)
 {
     const enum data_format own = run_objective(c)->format;

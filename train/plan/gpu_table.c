@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* mib: total memory as nvidia-smi shows it, with ECC on where the card has it, or as the driver reports it. tflops,
- * gbs: published, of dense bf16 products with fp32 sums and of the memory. link_gbs: of PCIe, each way: 4.0 x16
- * has 31.5, 5.0 twice that. GeForce cards multiply at half the rate of others with fp32 sums: twice their published
- * FLOP/s of fp32. mib of the smaller RTX PRO cards is 0.5 % below their nominal size. */
+/* mib: total memory as nvidia-smi shows it (with ECC on if the card has ECC) or as the driver reports it. tflops:
+ * published rate of dense bf16 products with fp32 sums. gbs: published rate of the memory. link_gbs: PCIe in one
+ * direction; 4.0 x16 has 31.5, 5.0 x16 twice that. With fp32 sums GeForce cards have half the rate of other cards,
+ * which is twice their published FLOP/s of fp32. mib of the smaller RTX PRO cards is 0.5 % below their nominal size. */
 static const struct {
     const char *name, *title;
     int64_t mib;
@@ -93,7 +93,7 @@ static bool same(const char *a, const char *b)
     return x == y;
 }
 
-/* "24gb", "24 GiB": a card sold with n GB; n gibibytes. 1: read; 0: not a size. */
+/* Reads a size such as "24gb" or "24 GiB", as n gibibytes. 1: read; 0: not a size. */
 static int read_size(struct gpu_model *card, const char *name, struct err *err)
 {
     char *end;
@@ -109,14 +109,15 @@ static int read_size(struct gpu_model *card, const char *name, struct err *err)
     return 1;
 }
 
-/* What full tiles of products reach, so that the steps of RESULTS.md come out within a tenth where micro-batches are
- * large. */
+/* The rates that training reaches with full tiles. With these factors the estimates for large micro-batches are within
+ * a tenth of the steps in RESULTS.md. */
 static struct roofs rates_of(int i)
 {
     return (struct roofs){.flops = 0.52e12 * cards[i].tflops, .bytes = 0.85e9 * cards[i].gbs};
 }
 
-/* Whether `text` has the n letters and digits of `word` somewhere, and none right after them: "L40" has no "l4". */
+/* Whether `text` contains the n letters and digits of `word`, without a letter or digit after them: "L40" does not
+ * contain "l4". */
 static bool has_word(const char *text, const char *word, size_t n)
 {
     for (; *text; text++) {
@@ -128,7 +129,7 @@ static bool has_word(const char *text, const char *word, size_t n)
     return false;
 }
 
-/* Whether `device` has every word of a card's name: "A100-SXM4-40GB" those of "a100-40gb". */
+/* Whether `device` contains every word of a card's name: "A100-SXM4-40GB" contains those of "a100-40gb". */
 static bool is_named(const char *device, const char *name)
 {
     bool all = true;
@@ -159,7 +160,7 @@ struct gpu_scale gpu_table_scale(const char *device)
                               cards[i].link_gbs / cards[h200].link_gbs};
 }
 
-/* Whether a card's name is `number` after its first letters, as rtx4090 is for "4090"; or begins so. */
+/* Whether a card's name without its first letters is `number`, as in rtx4090 and "4090". begins: or begins with it. */
 static bool has_number(int i, const char *number, bool begins)
 {
     const char *name = cards[i].name;
@@ -174,7 +175,7 @@ static bool has_number(int i, const char *number, bool begins)
 
 enum { NONE = -1, SEVERAL = -2 };
 
-/* The only card of a number of at least three digits, as "4090" or "4070 Ti". */
+/* The only card with a number of at least three digits, such as "4090" or "4070 Ti"; NONE; SEVERAL cards. */
 static int card_of_number(const char *number)
 {
     int found = NONE;
@@ -184,7 +185,7 @@ static int card_of_number(const char *number)
     return found;
 }
 
-/* The card of a name as in the table, as nvidia-smi prints it, or of a number. */
+/* Finds a card by the name in the table, by the name that nvidia-smi prints, or by its number. */
 static int find_card(const char *name)
 {
     for (int i = 0; i < MT_LEN(cards); i++)

@@ -5,22 +5,22 @@
 #include "kernels/device.h"
 
 struct gpu_model {
-    char title[48];  /* "RTX 4090" */
-    int64_t bytes;   /* total memory as the driver reports it */
-    int capability;  /* 89: compute capability 8.9; 0: not known */
-    bool integrated; /* its memory is that of the host */
-    struct roofs
-        rates; /* that training reaches: half of the published products, 85 % of the memory's rate; 0: not known */
+    char title[48];     /* "RTX 4090" */
+    int64_t bytes;      /* total memory as the driver reports it */
+    int capability;     /* 89: compute capability 8.9; 0: not known */
+    bool integrated;    /* its memory is that of the host */
+    struct roofs rates; /* the rates that training reaches: 52 % of the published rate of products, 85 % of that of the
+                           memory; 0: not known */
 };
-/* name: h100, rtx4090, "RTX 4090", 4090 where one card has this number, or a size, 24gb. Ignores case, blanks, - and _.
- * An unknown name is an error that lists the known ones; so is a GPU that is too old for the kernels. */
+/* name: h100, rtx4090, "RTX 4090", 4090 if only one card has this number, or a size, 24gb. Ignores case, blanks, - and
+ * _. Errors: an unknown name (the error lists the known ones), a GPU that is too old for the kernels. */
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err) MT_CHECK;
 
-/* The rates of the GPU whose name is part of a device's name; 0: not in the table. */
+/* The rates of the GPU whose name is in a device's name; 0: not in the table. */
 struct roofs gpu_table_rates(const char *device);
 
-/* Published rates relative to an H200: of products, memory, and copies to the host. 1 for all GPUs of compute
- * capability 9.0, and for those that are not in the table. */
+/* Published rates of products, memory and copies to the host, relative to those of an H200. 1 for all GPUs of compute
+ * capability 9.0, and for GPUs that are not in the table. */
 struct gpu_scale {
     double flops, bytes, link;
 };

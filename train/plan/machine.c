@@ -1,5 +1,6 @@
 /* machine.c - the constants of the planner's estimates, measured on an H100 and an H200 (tests/notebook/memory.md), and
- * scaled for other GPUs. Plans for both are the same, so that a run of one continues on the other. */
+ * scaled for other GPUs. Plans for H100 and H200 use the same constants, so that a run of one continues on the
+ * other. */
 #include "train/plan/machine.h"
 
 #include "train/plan/gpu_table.h"
@@ -13,8 +14,9 @@ static const struct machine measured = {
     .group_link = 50e9,
     .host = 120e9 / SLOWER,  /* measured on the host of an H100 */
     .thread = 15e9 / SLOWER, /* on the same host */
-    /* A forward pass is estimated at 1.2 times that of an H200, so copies beside it are too, instead of SLOWER times.
-     * Copies out slow the link, on an H200 from 50 to 41 GB/s: out_share. */
+    /* The estimate of a forward pass is 1.2 times its time on an H200. So the estimate of copies during the forward
+     * pass also has the factor 1.2, not SLOWER. out_share: copies to the host slow copies to the device, on an H200
+     * from 50 to 41 GB/s. */
     .forward_link = 1.2 / SLOWER,
     .out_share = 0.4,
     .visible = 0.05,

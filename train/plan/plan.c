@@ -12,7 +12,8 @@
 
 enum { WAITS = 10 }; /* seconds, at most, for their end */
 
-/* The budget without train.memory_gb: the free memory that a plan may use, or most of a GPU that is not here. */
+/* The budget without train.memory_gb: the free memory that a plan may use, or with --gpu 90 or 99 % of that GPU's
+ * memory. */
 static int64_t most_memory(const struct plan_request *q)
 {
     if (q->dev->card.bytes) return q->dev->card.bytes / 100 * (q->dev->card.integrated ? 90 : 99);
@@ -49,8 +50,8 @@ static int choose(struct plan *p, const struct plan_request *q, struct err *err)
     return 0;
 }
 
-/* Nothing fits a GPU that others use: waits a moment. True if they then use less, as the driver frees the memory of a
- * process some time after its end. */
+/* Called when nothing fits a GPU that other processes use: waits a second. True: they now use less. The driver frees
+ * the memory of a process only some time after its end. */
 static bool others_end(struct plan_request *q)
 {
     const int64_t before = q->room.fixed;
@@ -60,7 +61,8 @@ static bool others_end(struct plan_request *q)
     return q->room.fixed < before;
 }
 
-/* FP8 products exist for Hopper alone. Others compute with the same rounded rows, in bf16 or f32. */
+/* Warns of train.expert_dtype = fp8 if the GPU is not Hopper: other devices compute with the same rounded rows, in bf16
+ * or f32. */
 static void warn_fp8(const struct device *dev, const struct config *cfg)
 {
     if (cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8 || choice_fp8_products(dev)) return;
@@ -68,7 +70,7 @@ static void warn_fp8(const struct device *dev, const struct config *cfg)
              "rows and is not faster than with bf16");
 }
 
-/* On a CPU and an integrated GPU the copy in host memory counts against the same limit. */
+/* Warns of host memory on a CPU and an integrated GPU, where it counts against the same limit. */
 static void warn_offload(const struct plan *p, const struct device *dev, const struct config *cfg)
 {
     char way[32];
@@ -94,7 +96,7 @@ static void warn_host(const struct plan *p)
                  str_bytes(a, p->host_free), str_bytes(b, p->host_room));
 }
 
-/* Warns of train.decoded_layers where no layer was decoded: the experts are not packed. */
+/* Warns of train.decoded_layers if no layer was decoded, because the experts are not packed. */
 static void warn_decoded(const struct plan *p, const struct config *cfg)
 {
     if (cfg->train.decoded_layers > 0 && !p->memory.n_decoded)
@@ -112,8 +114,8 @@ int plan_fits(bool *fits, const struct plan_request *request, struct err *err)
     return 0;
 }
 
-/* Whether the packed experts stay on the device: with some in host memory every token that is sampled waits for their
- * copies. false where one sequence does not fit in that way, and where train.offload decides. */
+/* Sets keeps_experts, whether packed experts must stay on the device: otherwise every sampled token waits for their
+ * copies. It is false if not even one sequence fits then, or if train.offload has another value than auto. */
 static int fit_experts(struct plan_request *q, struct err *err)
 {
     struct plan_request one = *q;
@@ -126,7 +128,7 @@ static int fit_experts(struct plan_request *q, struct err *err)
     return 0;
 }
 
-/* A training run samples as many texts at once as have room for all their tokens, at most those asked for. */
+/* Sets how many texts a training run samples at once: halves the number asked for until all their tokens have room. */
 static int fit_sampling(struct plan_request *q, struct err *err)
 {
     struct plan_generation *g = &q->generation;
@@ -193,7 +195,7 @@ int plan_make(struct plan *p, const struct plan_request *request, struct err *er
     return rc;
 }
 
-/* Whether the same budget with more host memory would be faster by a hundredth. */
+/* Sets p->host_faster if the same budget with more host memory would be faster by at least 1 %. */
 static int find_faster(struct plan *p, struct plan_request q, struct err *err)
 {
     const bool limited = q.train && q.cfg->train.offload == CFG_OFFLOAD_AUTO && !p->in_host_memory;

@@ -1,5 +1,5 @@
-/* plan_advice.c - what to change where no options fit: changes are planned one by one, and those that need less are
- * suggested. */
+/* plan_advice.c - what to change if no options fit: plans each change separately, and suggests those that need less
+ * memory. */
 #include "train/plan/plan_advice.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@ static void advise(char text[ADVICE], const char *what)
     snprintf(text + n, ADVICE - n, "%s%s", n ? ", or " : "", what);
 }
 
-/* The lowest peak of a request; INT64_MAX: it cannot be planned, as when the model refuses it. */
+/* The lowest peak of a request; INT64_MAX: it cannot be planned, for example because the model refuses it. */
 static int64_t need_of(const struct plan *p, struct plan_request q)
 {
     struct plan_choice c;
@@ -74,7 +74,7 @@ static bool apply(struct config *cfg, enum change c)
     }
 }
 
-/* Adds the values of other keys that save a twentieth of what is missing, or more. */
+/* Adds the values of other keys that save at least a twentieth of the missing memory. */
 static void advise_values(char text[ADVICE], const struct plan *p, const struct plan_request *q)
 {
     const int64_t peak = plan_peak(p, q->train), most = peak - MT_MAX((peak - p->budget) / 20, 1);
@@ -143,8 +143,8 @@ static int64_t need_of_less(const struct plan *p, const struct plan_request *q, 
     return need_of(p, less);
 }
 
-/* Fills p->helps with the keys of which a lower value alone makes it fit. If there are none: with those that save
- * memory, if lower values of all of them together make it fit. */
+/* Fills p->helps with the keys of which a lower value is enough to make the plan fit. If there are none, and lower
+ * values of all keys together make it fit: with all keys that save memory. */
 static void find_less(struct plan *p, const struct plan_request *q)
 {
     static const int bits[] = {PLAN_HELPS_SEQ, PLAN_HELPS_BATCH, PLAN_HELPS_RANK};

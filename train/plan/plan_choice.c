@@ -1,13 +1,12 @@
 /* plan_choice.c - a knapsack over layers: spends the memory budget where it saves the most time.
  *
- * Items: of every layer the groups that it can save (acts.h) instead of recomputing them, and its experts decoded once
- * instead of at every use. An item's time is the difference of two dry runs, its memory the size of its tensors. The
- * items are taken in order of time per byte while they fit, and once more with the networks first; later smaller ones
- * fill the rest. All combinations of three settings are tried in turn: scratch for all or some experts of a layer;
- * logits of many or few tokens at a time; a place (streams.h), i.e. which of embedding, inputs of layers, moments,
- * groups and packed experts are in host memory. The choice with the shortest estimated time wins.
- *
- * The times follow from the constants in machine.c and the name of the GPU. So `plan` on any machine makes the same
+ * An item is a group of a layer's activations (acts.h) that is saved instead of recomputed, or the experts of a layer
+ * that are decoded once instead of at every use. An item's time is the difference of two dry runs, its memory the size
+ * of its tensors. The items are taken in order of time per byte while they fit; then smaller items fill the rest. The
+ * same is tried with the items of networks first. It tries all combinations of three settings: scratch for all or some
+ * experts of a layer; logits of many or few tokens at a time; a place (streams.h), which says what is in host memory:
+ * embedding, inputs of layers, moments, groups, packed experts. The choice with the shortest estimated time wins. * The
+ * times depend only on the constants in machine.c and the name of the GPU. So `plan` on any machine makes the same
  * choice as the run. */
 #include "train/plan/plan_choice.h"
 
@@ -16,7 +15,7 @@
 
 #include "train/plan/streams.h"
 
-/* With fewer threads per rank the CPU's update takes longer than the GPU's, which reads the moments over PCIe. */
+/* With fewer threads per rank the update on the CPU takes longer than on the GPU, which reads the moments over PCIe. */
 enum { CPU_UPDATE_THREADS = 4 };
 
 struct item {
@@ -30,29 +29,31 @@ struct search {
     const struct plan_request *q;
     struct streams h; /* host memory */
     int64_t fixed, budget;
-    int64_t least_host;         /* with h.least: the least host memory of the places whose peak is at most the budget */
+    int64_t least_host; /* if h.least: the least host memory among the places whose peak is at most the budget */
     struct item *items[ORDERS]; /* the same items: by time per byte; networks first */
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
-    double decode_ms;     /* time that decoding a layer saves; below 0: fake quantisation reads packed experts faster */
-    double full_ms;       /* of a micro-batch that recomputes all */
-    bool listed, ends;    /* ends: every item fits in a place that adds no time */
+    double
+        decode_ms;  /* time that decoding a layer once saves; negative: fake quantisation reads packed experts faster */
+    double full_ms; /* of a micro-batch that recomputes all */
+    bool listed, ends; /* ends: every item fits in a place that adds no time */
 
     /* the place that is tried */
     struct plan_probe probe;
     struct model_options opt;
-    int64_t constant, other; /* bytes in every pass; peak of the work arena in passes that save nothing */
-    double inside_ms;        /* of products that decode experts on the way, beyond their floor */
-    double extra_ms;         /* of the place */
-    bool slower;             /* than the best choice so far, even if all items fitted */
-    bool enough;             /* host memory for the place */
+    int64_t constant,
+        other; /* constant: bytes that every pass needs; other: peak of the work arena in passes that save nothing */
+    double inside_ms; /* time of products that decode experts inside, minus the floor of these products */
+    double extra_ms;  /* of the place */
+    bool slower;      /* than the best choice so far, even if all items fitted */
+    bool enough;      /* host memory for the place */
 };
 
 /* ---- items ---- */
 
 static double ratio(const struct item *i) { return i->ms / (double)MT_MAX(i->bytes, 1); }
 
-/* Best first; equal ones by layer, decoded layers from the last. */
+/* Most time per byte first; equal items by layer. */
 static int by_ratio(const void *a, const void *b)
 {
     const struct item *x = a, *y = b;
@@ -62,7 +63,7 @@ static int by_ratio(const void *a, const void *b)
     return x->save - y->save;
 }
 
-/* Networks first: where the networks of all layers are saved, none needs scratch. */
+/* Items of networks first: if the networks of all layers are saved, no scratch is needed to recompute one. */
 static int by_network(const void *a, const void *b)
 {
     const struct item *x = a, *y = b;
@@ -109,9 +110,9 @@ static void note_host(struct search *s, int64_t l, enum offload_kind kind, doubl
     if (bytes > s->h.host[kind].bytes) s->h.host[kind] = (struct gain){ms, bytes};
 }
 
-/* Lists the groups of every layer. The time that saving CORE, MIXER or FFN saves does not depend on the other groups.
- * Saving NORMS saves time only if MIXER or FFN is saved; it is measured with both, which come first by time per
- * byte. */
+/* Lists the groups of every layer. The gain of CORE, MIXER or FFN does not depend on the other groups. NORMS has a gain
+ * only if MIXER or FFN is saved; it is measured with both, since they have more time per byte and are taken before
+ * it. */
 static void list_groups(struct search *s)
 {
     enum { KINDS = 4 };
@@ -208,8 +209,8 @@ static double forward_ms(const struct search *s, double ops_ms)
 
 static double copy_ms(const struct search *s, double bytes) { return streams_copy_ms(&s->h, bytes); }
 
-/* Time in which ops wait for packed experts and for the CPU's update. Copies out of the forward pass slow the link. The
- * update runs beside the first micro-batch of a step. */
+/* Time for which ops wait for packed experts and for the CPU's update. Copies to the host in the forward pass slow the
+ * link. The update runs during the first micro-batch of a step. */
 static double waits_ms(const struct search *s, double ops_ms)
 {
     const struct machine *m = &s->q->machine;
@@ -225,7 +226,7 @@ static double waits_ms(const struct search *s, double ops_ms)
     return in_fwd + (first - in_fwd) / streams_batches(&s->h) + MT_MAX(in_bwd, 0);
 }
 
-/* Sets peak and times of the options at the place of the probe; returns the peak. */
+/* Sets peak and times of c->opt, at the place that the probe was opened with; returns the peak. */
 static int64_t measure(struct search *s, struct plan_choice *c)
 {
     const struct model_options *opt = &c->opt;
@@ -256,8 +257,8 @@ static struct model_options with_items(const struct search *s, const struct item
     return opt;
 }
 
-/* Whether NETWORKS_FIRST is worth a try: the networks of all layers fit without other items, and BY_RATIO does not
- * begin with them. Overwrites c. */
+/* Whether NETWORKS_FIRST must be tried: the networks of all layers fit without other items, and BY_RATIO does not begin
+ * with them. Overwrites c. */
 static bool networks_fit(struct search *s, struct plan_choice *c)
 {
     int64_t n = 0;
@@ -268,8 +269,8 @@ static bool networks_fit(struct search *s, struct plan_choice *c)
     return differs && measure(s, c) <= s->budget;
 }
 
-/* The longest prefix of the items that fits, then single items behind it. It ends at once where all items together
- * would not be faster than the best choice so far. Returns whether all fit. */
+/* Takes the longest prefix of the items that fits, then single later items. It returns at once if even all items
+ * together would not be faster than the best choice so far. Returns whether all fit. */
 static bool pack(struct search *s, const struct item *items, struct plan_choice *c, const struct plan_choice *best)
 {
     int64_t low = 0, high = s->n_item + 1, too_large = INT64_MAX; /* low fits, high does not */
@@ -297,9 +298,9 @@ static bool pack(struct search *s, const struct item *items, struct plan_choice 
     return all;
 }
 
-/* Time that moments in host memory add to a step, beside waits_ms. The GPU reads and writes them over PCIe. The CPU
- * updates a layer while the GPU computes the ones before it: before the first layer the GPU waits, but it makes no
- * update itself. */
+/* Time that moments in host memory add to a step, in addition to waits_ms. If the GPU updates them, it reads and writes
+ * them over PCIe. If the CPU does, it updates a layer while the GPU computes the layers before: the GPU waits for the
+ * first layer, but makes no update itself. */
 static double moments_ms(const struct search *s)
 {
     const struct adapters *ad = &s->probe.model.adapters;
@@ -310,7 +311,7 @@ static double moments_ms(const struct search *s)
            1e3 * s->q->machine.gpu_update * (double)ad->n_flat / s->q->machine.roofs.bytes;
 }
 
-/* Time that a place adds to a micro-batch. Inputs are copied while layers compute. */
+/* Time that a place adds to a micro-batch. Of copies that overlap with layers only the share `visible` counts. */
 static double place_ms(const struct search *s, const struct place *p)
 {
     const struct plan_probe *probe = &s->probe;
@@ -323,15 +324,14 @@ static double place_ms(const struct search *s, const struct place *p)
     return copy_ms(s, bytes) + (p->choice[STREAM_MOMENTS] ? moments_ms(s) / streams_batches(&s->h) : 0);
 }
 
-/* Labelled tokens per pass of the loss head, for one size of the logits. */
+/* Labelled tokens that the loss head computes at a time, for one size of the logits. */
 static int64_t chunk_of(const struct search *s, const struct model_options *opt, int size)
 {
     const struct plan_request *q = s->q;
     return MT_MIN(model_ce_chunk(q->dev, q->a, opt->distill.from, plan_logits_bytes(q->dev, size)), q->n_tok);
 }
 
-/* Packs items with one size of the logits, which take memory from the items. load: peak of the work arena while
- * loading. Returns whether all items fit. */
+/* Packs items beside logits of one size. load: peak of the work arena while loading. Returns whether all items fit. */
 static bool try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
 {
     bool all = s->slower = false;
@@ -347,8 +347,8 @@ static bool try_logits(struct search *s, int64_t load, int size, struct plan_cho
     return all;
 }
 
-/* Peaks without items and with all of them. Logits are the smallest, so that they do not hide other scratch below their
- * peak. load: as in try_logits. */
+/* Peaks without items and with all items. Logits have their smallest size, because a larger one could hide the peak of
+ * other scratch. load: as in try_logits. */
 struct peaks {
     int64_t none, all;
 };
@@ -371,7 +371,8 @@ static struct model_options options_of(const struct search *s)
     return opt;
 }
 
-/* The most that a layer's packed experts take, from a dry run without any in host memory; and the time of forward. */
+/* Finds, in a dry run with all experts on the device, the largest size of a layer's packed experts and the time of
+ * forward. */
 static int find_expert_bytes(struct search *s, const struct place *p, struct err *err)
 {
     struct plan_probe probe = {0};
@@ -438,8 +439,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
 
 /* ---- all places ---- */
 
-/* Tries all places. Its dry runs look for few tensors of the checkpoint, as plan_settle looks for all before or after
- * it. */
+/* Tries all places. Its dry runs do not check the tensors of the checkpoint, because plan_settle checks them. */
 static int search(struct search *s, struct plan_choice *best, struct err *err)
 {
     struct plan_request q = *s->q;
@@ -456,7 +456,7 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
         if (streams_allowed(&s->h, &p)) rc = try_place(s, &p, best, err);
     }
     for (int i = 0; i < ORDERS; i++) mem_free(s->items[i]);
-    /* An evaluation has no items. It is quantised whatever quant.start is. */
+    /* An evaluation has no items, and quant.start does not apply to it. */
     best->packed = q.train ? s->decode_ms < 0 : q.cfg->quant.weights != CFG_QUANT_NONE;
     return rc;
 }

@@ -1,5 +1,5 @@
-/* plan_frontier.c - memory against speed: the choices of plan_choice.c for limits from the least memory to all that is
- * of use. */
+/* plan_frontier.c - memory against speed: the choices of plan_choice.c for limits from the least memory to that of the
+ * fastest choice. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -24,8 +24,9 @@ static int choose_row(struct row *r, const struct plan *p, const struct plan_req
                : 0;
 }
 
-/* The choice for a limit of `bytes`. r->gib, the train.memory_gb that is printed, becomes the device's memory if it is
- * larger and the choice fits, then the choice's peak if that limit gives the same choice. */
+/* Finds the choice for a limit of `bytes`. r->gib, the train.memory_gb that the row prints, is `bytes` rounded. If it
+ * exceeds the device's memory and the choice fits, it becomes the device's memory. If the choice's peak as the limit
+ * gives the same choice, it becomes that peak. */
 static int find_row(struct row *r, const struct plan *p, const struct plan_request *q, double bytes, struct err *err)
 {
     const double gib = 1 << 30, most = p->room < INT64_MAX ? (double)p->room / gib : INFINITY;
@@ -39,8 +40,8 @@ static int find_row(struct row *r, const struct plan *p, const struct plan_reque
     return 0;
 }
 
-/* The fastest choice, with the lowest of a few limits that give it. With a limit close to its peak the search may
- * prefer another choice, which takes less memory on the device. */
+/* Finds the fastest choice, and the lowest of a few limits that give it. With a limit close to the peak of this choice
+ * the search may take another choice with less memory on the device. */
 static int find_fastest(struct row *r, const struct plan *p, const struct plan_request *q, struct err *err)
 {
     static const double shares[] = {1, 1.02, 1.05, 1.1, 1.2, 1.5};
@@ -83,7 +84,7 @@ static int by_peak(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-/* Rows from the least memory to the fastest, and the plan's own; returns their number. */
+/* Finds the rows from the least memory to the fastest choice, and the row of the plan; returns their number. */
 static int find_rows(struct row rows[ROWS], const struct plan *p, const struct plan_request *q, struct err *err)
 {
     struct plan_choice least;
@@ -101,7 +102,7 @@ static int find_rows(struct row rows[ROWS], const struct plan *p, const struct p
     return n;
 }
 
-/* The plan's own row, and those that are faster than all with less memory. */
+/* Prints the row of the plan, and every row that is faster than all rows with less memory. */
 static void print_rows(const struct row *rows, int n, const struct plan *p, FILE *out)
 {
     const struct row *fastest = rows, *best = NULL;

@@ -1,4 +1,4 @@
-/* plan_measure.c - the model's options from the configuration; memory, FLOPs and time of a run in a dry run of its
+/* plan_measure.c - the model's options from the configuration; memory, FLOPs and time of a run, from a dry run of its
  * code. */
 #include "train/plan/plan_measure.h"
 
@@ -115,11 +115,12 @@ int plan_reference(struct adapters *ad, struct adapters **planned, const struct 
     return found < 0 || (found && peft_plan(ad, a, dir, err)) ? -1 : 0;
 }
 
-/* Memory that the driver allocates for each mapped peer rank (comm_share_work), measured on H200, commit 07c32d2. */
+/* Memory that the driver allocates for each other rank whose memory is mapped (comm_share_work), measured on H200,
+ * commit 07c32d2. */
 enum { PER_PEER = 96 << 20 };
 
-/* The least `bytes` of all ranks; INT64_MAX if it is that on all. A plan for ranks that have not been started knows
- * only this machine. */
+/* The least `bytes` of all ranks; INT64_MAX if all have INT64_MAX. If the ranks have not been started, as in `plan`, it
+ * is that of this machine. */
 static int64_t least_of(const struct parallel *par, int64_t bytes)
 {
     if (!par->all->net) return bytes;
@@ -127,8 +128,8 @@ static int64_t least_of(const struct parallel *par, int64_t bytes)
     return least < 0x1p62 ? (int64_t)least : INT64_MAX;
 }
 
-/* Of free memory a plan may use 99 % of a GPU's own memory, but 90 % of host memory, for which other processes
- * compete. */
+/* Sets the memory that a plan may use: 99 % of what is free on a GPU, 90 % of free host memory, which other processes
+ * use too. */
 void plan_request_room(struct plan_request *q)
 {
     const struct device *dev = q->dev;
@@ -228,7 +229,7 @@ void plan_progress_end(void)
 
 /* ---- dry runs ---- */
 
-/* Runs one micro-batch in a dry run and returns the peak of the work arena. *fwd: its peak after forward and loss. */
+/* Runs one micro-batch in a dry run and returns the peak of the work arena. *fwd: the peak of forward and loss. */
 static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised, int64_t *fwd)
 {
     struct model *m = &p->model;
@@ -252,7 +253,7 @@ static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised,
     return p->dev.work.peak;
 }
 
-/* The peak of a pass for the baseline of an objective: other prompts make documents of up to twice the length. */
+/* The peak of KTO's pass over mismatched rows, whose documents may be twice as long. */
 static int64_t measure_baseline(struct plan_probe *p)
 {
     const struct model_batch usual = p->batch;
@@ -310,7 +311,7 @@ int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const st
 
 void plan_probe_close(struct plan_probe *p) { model_close(&p->model); }
 
-/* plan_probe_work; *fwd: its peak after forward and loss. Leaves the FLOPs of a quantised pass in dev. */
+/* As plan_probe_work. *fwd: the peak of forward and loss. Leaves the FLOPs of a quantised pass in p->dev. */
 static int64_t measure_training(struct plan_probe *p, double *ms, int64_t *fwd)
 {
     const bool both = p->q->cfg->quant.start > 0;
@@ -351,7 +352,7 @@ int64_t plan_cache_bytes(const struct plan_request *q, int64_t n_tok)
     return bytes;
 }
 
-/* A pass of generation: prompts with the losses of their tokens, or tokens that see the cache. */
+/* Runs a pass of generation: prompts with the losses of their tokens, or with `decode` tokens that read the cache. */
 static void generation_pass(struct plan_probe *p, struct cache *c, bool decode)
 {
     const struct plan_request *q = p->q;
@@ -370,8 +371,8 @@ static void generation_pass(struct plan_probe *p, struct cache *c, bool decode)
     model_end(m);
 }
 
-/* The peak of generation beside the smallest cache: of one full sequence, or what a training run needs. *cache: its
- * bytes; 0: texts are not generated. */
+/* The peak of generation with the smallest cache: one full sequence, or the cache that a training run needs. *cache:
+ * bytes of this cache; 0: the command does not generate. */
 static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
 {
     const struct plan_request *q = p->q;
@@ -386,8 +387,8 @@ static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
     return p->dev.work.peak;
 }
 
-/* The peak of the passes that save nothing, without calibration. A command that only generates with a cache has no
- * others. */
+/* The peak of the passes that save nothing: evaluation, baseline, generation, but not calibration. A command that only
+ * generates has no evaluation. */
 static int64_t measure_forward(struct plan_probe *p, double *flops, int64_t *cache, int64_t *generation)
 {
     int64_t unused;
@@ -405,7 +406,8 @@ int64_t plan_probe_other(struct plan_probe *p)
     return MT_MAX(forward, calibration);
 }
 
-/* With expert parallelism the receive buffer is larger than a rank's average rows: counts work without that. */
+/* Counts FLOPs and time for average rows: with expert parallelism the receive buffer has room for more rows than a rank
+ * gets on average. */
 static void count_average_rows(struct plan_probe *p, struct plan_memory *m, bool frozen)
 {
     int64_t unused;
@@ -467,8 +469,8 @@ double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, dou
     return ms;
 }
 
-/* What tiles that reach beyond the rows of their expert add to the floor of a micro-batch: half a tile per expert, in
- * forward, in the gradient of the input, and where the network is computed again. */
+/* Time that partly filled tiles of a product add to the floor of a micro-batch: on average half a tile per expert, in
+ * forward, in the gradient of the input, and in recomputation of a network. */
 static double tile_ms(const struct plan_probe *p, const struct acts_save *save)
 {
     double ms = 0;
@@ -488,7 +490,8 @@ static double tile_ms(const struct plan_probe *p, const struct acts_save *save)
     return ms;
 }
 
-/* A page table of separate memory has 8 bytes for 4 KiB: cudaMemGetInfo on an H100, 8 to 32 GiB, pages of any size. */
+/* A GPU with separate memory needs a page table of 8 bytes for 4 KiB of pinned host memory (measured with
+ * cudaMemGetInfo on an H100, 8 to 32 GiB, for all page sizes). */
 int64_t plan_host_shared(const struct device *dev, int64_t bytes)
 {
     return device_in_host_memory(dev) ? bytes : bytes / 4096 * 8;

@@ -16,35 +16,37 @@ struct plan {
     bool in_host_memory;                    /* the program, token ids and buffers of BLAS share the budget */
     struct device_card card;                /* the GPU of `plan --gpu`; zero: the device */
     int64_t budget;                         /* memory limit in bytes, `fixed` included */
-    int64_t room;                           /* the device's memory, with train.memory_gb too; INT64_MAX: not known */
-    const char *limit;                      /* source of the budget, for messages */
-    bool capped;                            /* the budget is train.memory_gb, not the device's free memory */
-    bool chosen;                            /* the plan chose the recompute mode (recompute = auto) */
-    int64_t n_tok;                          /* largest micro-batch */
-    int64_t grad_accum;                     /* micro-batches of a step */
+    int64_t room;       /* the device's memory, also if train.memory_gb is set; INT64_MAX: not known */
+    const char *limit;  /* source of the budget, for messages */
+    bool capped;        /* the budget is train.memory_gb, not the device's free memory */
+    bool chosen;        /* the plan chose the recompute mode (recompute = auto) */
+    int64_t n_tok;      /* largest micro-batch */
+    int64_t grad_accum; /* micro-batches of a step */
     int64_t n_layer;
     int64_t trainable;      /* trainable parameters */
     int n_rank, n_ep, n_dp; /* ranks; ranks of an expert-parallel group; ranks that divide the moments */
     int64_t host_free;      /* bytes of host memory that must be free on this machine, for all its ranks */
     int64_t host_room;      /* bytes of host memory that are free; INT64_MAX: not known */
-    bool host_rest;         /* the plan takes more than half of host_room, as nothing else fits */
-    int64_t host_faster;  /* from plan_longest: with so many bytes of host memory free, another plan would be faster; 0:
-                             none, or not known */
+    bool host_rest;         /* the plan takes more than half of host_room, because nothing else fits */
+    int64_t host_faster;  /* from plan_longest: with this many bytes of host memory free, another plan would be faster;
+                             0: none, or not known */
     double ms, faster_ms; /* plan_choice's estimates of a micro-batch: this plan; the plan of host_faster */
     double ops_ms;        /* the part of `ms` in ops, without waits */
     int64_t longest;      /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
     bool longest_fits;    /* longer ones would fit, but the model has no more positions */
     struct plan_generation generation; /* of the request; of a training run what fits */
     int64_t cache_seq;                 /* bytes of the KV cache of a text of data.seq_len tokens */
-    int64_t eval_alone;                /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
-    bool too_large;                    /* plan_make failed because no options fit the budget; then also: */
-    char advice[PLAN_ADVICE];          /* what to change, for messages */
-    int helps;                         /* lower values of these keys make it fit: bits PLAN_HELPS_* */
-    bool alone;                        /* each of them alone does; false: only all together */
-    int64_t host_needed;               /* host memory of all ranks here with which it would fit; 0: none is enough */
+    int64_t eval_alone;                /* device bytes of `eval`, which has no gradients and moments; 0: not known */
+    bool too_large;           /* plan_make failed because no options fit the budget; then the members below are set */
+    char advice[PLAN_ADVICE]; /* what to change, for messages */
+    int helps;                /* lower values of these keys make the plan fit: bits PLAN_HELPS_* */
+    bool alone;               /* one of these keys is enough; false: only all together */
+    int64_t host_needed;      /* host memory of all ranks of this machine with which the plan would fit; 0: no amount is
+                                 enough */
 };
 
-/* More than the context and the libraries of one process take, with many peers mapped: other processes use the GPU. */
+/* If `fixed` is above this, other processes use the GPU: context and libraries of one process take less, also with many
+ * mapped peers. */
 #define PLAN_CROWDED ((int64_t)2 << 30)
 #define PLAN_OTHERS  "context, libraries and other processes of the GPU"
 
@@ -52,16 +54,16 @@ double plan_round_gib(double gib);                   /* rounded up to three digi
 int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */
-/* Microseconds per token in a micro-batch of n_tok tokens, for which plan_choice estimates ms, of them ops_ms in ops.
- * If the rates of the device are known, the ops' part is the estimate for this device instead. */
+/* Microseconds per token in a micro-batch of n_tok tokens. ms: the estimate of plan_choice; ops_ms: its part in ops. If
+ * the rates of the device are known, the part in ops is replaced by its estimate for this device. */
 double plan_token_us(const struct plan_memory *m, double ms, double ops_ms, int64_t n_tok);
 enum { PLAN_TEXT = 256 };
-/* The part of the peak that is not the run's, for messages: ", X of it for ..."; empty on the CPU. */
+/* The part of the peak that the run itself does not use, for messages: ", X of it for ..."; empty on the CPU. */
 const char *plan_others(char text[PLAN_TEXT], const struct plan *p);
 /* "a", "a or b", "a, b or c"; last: " or ". */
 const char *plan_list(char text[PLAN_TEXT], int n, const char *const words[], const char *last);
-/* How much host memory would make it fit, for messages: ", or have X of host memory free (Y are)"; empty where none
- * would. */
+/* The host memory that would make the plan fit, for messages: ", or have X of host memory free (Y are)"; empty if no
+ * amount would. */
 const char *plan_host_advice(char text[PLAN_TEXT], const struct plan *p);
 
 #endif

@@ -46,7 +46,7 @@ static void embed_set(struct streams *h, const struct place *p, struct model_opt
 
 /* ---- inputs of layers */
 
-/* What train.offload says of activations or moments, which only training has. */
+/* Whether train.offload allows activations or moments in host memory. Only training has these. */
 static bool training_allowed(const struct streams *h, bool chosen, enum cfg_offload kind)
 {
     if (!h->q->train) return !chosen;
@@ -111,8 +111,8 @@ bool streams_fit_experts(const struct streams *h, const struct place *p, const s
     return (double)(packed_layers(h, opt) * h->expert_bytes) <= room(h, p);
 }
 
-/* The experts of some layers, or of all. The HOST_EXPERT_SLOTS layers whose experts are on the device from the pass
- * before are not copied. */
+/* Keeps the experts of some layers, or of all, in host memory. HOST_EXPERT_SLOTS layers are not copied, because their
+ * experts are still on the device from the pass before. */
 static void experts_set(struct streams *h, const struct place *p, struct model_options *opt)
 {
     const int64_t n = packed_layers(h, opt) * p->choice[STREAM_EXPERTS] / ALL_EXPERTS;
@@ -130,8 +130,8 @@ static bool groups_allowed(const struct streams *h, const struct place *p)
                                          h->q->cfg->train.recompute == CFG_RECOMPUTE_AUTO);
 }
 
-/* Bytes that can be copied beside the forward pass, less what the CPU's update leaves in the mean of a step's
- * micro-batches. */
+/* Bytes of groups that can be copied during a forward pass. The CPU's update uses host memory too: it leaves less, on
+ * average over the micro-batches of a step. */
 static double groups_room(const struct streams *h, bool cpu_update)
 {
     const double fwd = 1e-3 * h->forward_ms, link = fwd * h->q->machine.group_link - h->out_fwd;
@@ -139,9 +139,10 @@ static double groups_room(const struct streams *h, bool cpu_update)
     return cpu_update ? MT_MIN(link, fwd * streams_host_rate(h) - update - h->in_fwd - h->out_fwd) : link;
 }
 
-/* As many as have room, first the kind that spares more time per byte, evenly spaced. Beside packed experts, whose
- * copies take longer than a layer, only of two layers in three: with mixers of all 24 layers 37 ms of 300 were between
- * the ops, with those of 16 layers 6 (tests/notebook/memory.md). */
+/* Takes groups of evenly spaced layers while there is room; first the kind that saves more time per byte. If packed
+ * experts are in host memory too, only two thirds of the layers, because copies of experts take longer than a layer:
+ * with mixers of all 24 layers the gaps between ops were 37 of 300 ms, with those of 16 layers 6 ms
+ * (tests/notebook/memory.md). */
 static void groups_set(struct streams *h, const struct place *p, struct model_options *opt)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {
@@ -168,7 +169,7 @@ static void groups_set(struct streams *h, const struct place *p, struct model_op
 
 static const struct stream {
     int choices;
-    int turn; /* `set` is called in this order: room for groups is what the others leave */
+    int turn; /* the order in which `set` is called: groups get the room that other kinds leave */
     bool (*allowed)(const struct streams *h, const struct place *p);
     double (*bytes)(const struct streams *h); /* of host memory; NULL: as many as have room */
     void (*set)(struct streams *h, const struct place *p, struct model_options *opt);

@@ -59,7 +59,7 @@ void generation_batch(struct batch *b, const struct run *r, const struct rollout
     rollout_choices(b, rows);
 }
 
-/* Labels of a micro-batch from document `doc` on, in the arrays of g. */
+/* The place in `all`, an array of g, of the first label of document `doc`. */
 static float *at_label(float *all, const struct generation *g, int64_t doc)
 {
     return all ? all + g->label_off[doc - g->first] : NULL;
@@ -94,7 +94,7 @@ static void gather(struct comm *all, float *values, int64_t n)
     mem_free(of);
 }
 
-/* The ranks divide the micro-batches of the generation; each rank gets equally many (run_check_ranks). */
+/* Computes the log-probabilities. The ranks divide the micro-batches; each gets the same number (run_check_ranks). */
 static void score(struct run *r, const struct generation *g, const struct dataset *ds, const struct rollouts *rows,
                   struct generation_needs needs)
 {

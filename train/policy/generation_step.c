@@ -1,4 +1,4 @@
-/* generation_step.c - what the losses of an optimizer step read of a generation; its metrics. */
+/* generation_step.c - the inputs of the losses of an optimizer step, from its generation; metrics of the generation. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +51,8 @@ void generation_attach(const struct generation *g, const struct config *c, const
 
 /* ---- the tokens of highest entropy ---- */
 
-/* Completions with the same beginning have tokens of equal entropy, up to rounding: the threshold does not divide them.
+/* Completions with the same beginning have tokens whose entropies differ only by rounding. The tolerance keeps these
+ * tokens on one side of the threshold.
  */
 #define TIE 1e-5
 

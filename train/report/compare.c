@@ -56,7 +56,8 @@ static void results(const struct history *h, char cells[N_COLUMNS][64])
 
 /* ---- settings ---- */
 
-/* The next key of a dump after *text, as "section.key", with its value; false: there are no more. */
+/* Reads the next key from *text, the rest of a dump: its name, "section.key", and its value. False: there are no
+ * more. */
 static bool next_setting(const char **text, char section[64], char key[128], char value[MT_PATH])
 {
     while (*text && **text) {
@@ -88,7 +89,7 @@ static bool find_setting(const char *settings, const char *key, char value[MT_PA
 struct difference {
     char key[128];
     char values[COMPARE_RUNS][MT_PATH]; /* not shortened: long values may differ at their ends */
-    int run; /* keys of this run are being read; other runs have most of them too, and may add some */
+    int run;                            /* the run whose keys are read now; later runs may add keys that it lacks */
     char section[64];
     const char *text;
 };
@@ -134,7 +135,8 @@ static int read_run(struct compared *run, const char *dir, struct err *err)
     return 0;
 }
 
-/* The last column, the share of held-out pairs that are right, is shown only if a run has preferences. */
+/* The number of columns. The last column, the share of held-out pairs whose chosen answer has the higher reward, is
+ * printed only if a run has preferences. */
 static int columns_of(const struct compared *runs, int n)
 {
     for (int i = 0; i < n; i++)
@@ -179,7 +181,7 @@ static void print_settings(const struct compared *runs, int n, FILE *out)
     if (!any) fprintf(out, "\nsettings: no difference but output.dir\n");
 }
 
-/* The first run with other held-out data than run 0; 0: none is known to differ. */
+/* The first run whose held-out data differ from those of run 0; 0: none is known to differ. */
 static int other_held_out(const struct compared *runs, int n)
 {
     for (int i = 1; i < n; i++)
@@ -191,8 +193,8 @@ static int other_held_out(const struct compared *runs, int n)
 
 #define OTHER_HELD_OUT "held-out data differ: these losses do not compare"
 
-/* A section of a run's settings, from its name on, with *n characters. n is 0 if the section has the line `unused`,
- * with which it has no effect. */
+/* A section of a run's settings, from its name on, with *n characters. *n is 0 if the section contains the line
+ * `unused`: then the section has no effect. */
 static const char *section_of(const struct compared *run, const char *section, const char *unused, int *n)
 {
     const char *text = strstr(run->settings, section), *end = text ? strstr(text + 1, "\n[") : NULL;
@@ -215,7 +217,7 @@ static bool same_loss(const struct compared *x, const struct compared *y)
     return true;
 }
 
-/* The first run with another loss than run 0; 0: none is known to have one. */
+/* The first run whose loss differs from that of run 0; 0: none is known to differ. */
 static int other_loss(const struct compared *runs, int n)
 {
     for (int i = 1; i < n; i++)

@@ -36,7 +36,7 @@ static double number(struct json j, const char *key)
     return json_opt_f64(j, key, &v, NULL) ? NAN : v;
 }
 
-/* A step of a preference objective, whose kl is KTO's baseline. */
+/* Whether the event is a step of a preference objective; its `kl` is KTO's baseline. */
 static bool has_rewards(struct json event) { return json_has(event, "rewards/margins"); }
 
 static double or_zero(double v) { return isfinite(v) ? v : 0; }

@@ -24,15 +24,16 @@ struct history {
     struct series ce, kl, eval_ce, eval_kl;               /* parts of the loss of a distillation; NaN in other runs */
     struct series margin, right, eval_margin, eval_right; /* rewards/margins, rewards/accuracies; NaN in other runs */
     struct series eval_step, eval_loss, perplexity, accuracy, eval_tok;
-    int64_t first_eval; /* index of the first evaluation on the held-out data of the last one; losses from there on are
-                           comparable */
+    int64_t first_eval; /* index of the first evaluation whose held-out data are those of the last evaluation; losses
+                           from there on are comparable */
     char held_out[32];  /* hash of these data; "" in files of older versions */
-    int64_t n_worse; /* evaluations without a lower loss when eval.patience ended the run; 0: it did not end the run */
+    int64_t n_worse; /* evaluations without a lower loss when eval.patience ended the run; 0: eval.patience did not end
+                        the run */
     double tokens, train_ms, eval_ms, mem_bytes;
     int64_t n_skipped;
     struct history_experts experts;
     struct history_profile profile;
-    struct history_rollouts rollouts; /* of online RL, whose evaluations are here alone */
+    struct history_rollouts rollouts; /* only of online RL; has all its evaluations */
     struct history_start start;
     struct history_sample *samples; /* [n_samples], in file order */
     int64_t n_samples, cap_samples;
@@ -42,10 +43,10 @@ struct history {
 int history_read(struct history *h, const char *dir, struct err *err) MT_CHECK;
 void history_free(struct history *h); /* h may be zeroed */
 
-/* Index of the evaluation with the lowest finite loss, with eval.best = accuracy of the highest share of pairs that are
- * right, and of equal ones the lowest loss; from first_eval on, or -1. */
+/* Index of the best evaluation from first_eval on: the one with the lowest finite loss, or with eval.best = accuracy
+ * the one with the highest rewards/accuracies, among equal ones the lowest loss; -1: none. */
 int64_t history_best(const struct history *h);
-/* Whether the run had a preference objective: its loss is not one per token. */
+/* Whether the run had a preference objective, whose loss is not a loss per token. */
 bool history_has_preferences(const struct history *h);
 /* "stopped early: no lower held-out loss for 3 evaluations"; "" for a run that was not ended by eval.patience. */
 const char *history_stop(const struct history *h, char text[80]);

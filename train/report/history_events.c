@@ -66,7 +66,7 @@ static void summarise(struct history_experts *x, const double *rows, double step
     series_push(&x->idle, idle / layers / (double)x->n_exp);
 }
 
-/* An optional array of the event, zero where it is absent; *found. */
+/* Reads an optional array of the event; zeros if it is absent. *found: whether the event has it. */
 static int optional_cells(double *out, bool *found, struct json event, const char *key, int64_t n_layer, int64_t n_exp,
                           struct err *err)
 {

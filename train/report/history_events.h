@@ -10,17 +10,17 @@ struct history_experts {
     int64_t n_layer, n_exp; /* 0: no such event */
     double *rows, *gates;   /* [n_layer, n_exp], all events summed; gates: of combine weights, NULL in older files */
     double *norms, *ranks;  /* [n_layer, n_exp] of the last event that has them, or NULL */
-    /* Per event: entropy of the rows over the experts, over its maximum, mean of the layers; share of the experts
-     * without rows; rows of a layer's fullest expert over the mean, mean of the layers. */
+    /* A value per event. entropy: of the distribution of rows over experts / its maximum, mean over layers. idle: share
+     * of experts without rows. hottest: rows of the fullest expert / mean rows, mean over layers. */
     struct series step, entropy, idle, hottest;
 };
-/* Adds an event; error: not an object as metrics_experts writes it, or of another size than the events before. */
+/* Adds an event. Error: it is not an object as metrics_experts writes it, or its size is not that of earlier events. */
 int history_experts_add(struct history_experts *x, struct json event, double step, struct err *err) MT_CHECK;
 void history_experts_free(struct history_experts *x);
 
 /* The last event `profile`. */
 struct history_profile {
-    int64_t last, steps; /* the last of the profiled steps, their number; 0: no such event */
+    int64_t last, steps; /* last: the last profiled step; steps: their number, 0: there is no such event */
     double span_ms;      /* of all of them */
     struct history_op {
         char name[48];
@@ -30,7 +30,7 @@ struct history_profile {
     double weights, state;       /* bytes */
     struct series at_ms, memory; /* GiB in use from the first op on */
 };
-/* Replaces the earlier event; error: not an object as profile_event writes it. */
+/* Reads the event and replaces an earlier one. Error: it is not an object as profile_event writes it. */
 int history_profile_read(struct history_profile *p, struct json event, double step, struct err *err) MT_CHECK;
 void history_profile_free(struct history_profile *p);
 

@@ -15,7 +15,7 @@ enum { BUFFER = 1 << 14, TELL_MS = 1000 };
 
 /* ---- start */
 
-/* The environment with three variables; the texts are in `own`. */
+/* The environment of this process and three more variables, whose texts are in `own`. */
 static char **environment(char own[3][MT_PATH + 32], const struct log_command_run *run)
 {
     const char *slash = strrchr(run->dir, '/');
@@ -63,7 +63,7 @@ int log_command_open(struct log_command *c, const char *path, const struct log_c
 
 /* ---- lines */
 
-/* Writes what the pipe takes. False: the process does not read it any more. */
+/* Writes as many bytes as the pipe takes. False: the process has closed the pipe. */
 static bool push(struct log_command *c)
 {
     char buf[BUFFER];

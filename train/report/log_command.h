@@ -1,6 +1,6 @@
 /* log_command.h - log.command: a process whose standard input has the lines of metrics.jsonl. The file is the queue:
- * the run reads what the process has not received yet and writes as much as the pipe takes, without waiting. So a
- * process that reads slowly, or ends, neither delays the run nor loses a line of the file. */
+ * the run reads the lines that the process has not received from the file and writes as many bytes as the pipe takes,
+ * without waiting. So a process that reads slowly does not delay the run. */
 #ifndef MT_LOG_COMMAND_H
 #define MT_LOG_COMMAND_H
 
@@ -12,19 +12,21 @@ struct log_command {
     int64_t sent;           /* bytes of the file */
     double behind_ms;       /* since when the pipe is full; 0: the process has all lines */
     bool warned;            /* that the process is slow */
-    double slow_ms, end_ms; /* a full pipe for slow_ms is a warning; after the run the process has end_ms */
+    double slow_ms, end_ms; /* slow_ms: a pipe that is full for this time causes a warning; end_ms: time for the process
+                               to finish after the run */
 };
 struct log_command_run {
     const char *command, *name, *dir; /* for sh -c; log.name, or empty; output.dir */
     bool resumed;
 };
 /* Starts the process in a process group, so that Ctrl-C in a terminal does not end it before the run. It gets the lines
- * that `path` will have from now on. Its standard output goes to standard error. */
+ * that are appended to `path` from now on. Its standard output goes to standard error. */
 int log_command_open(struct log_command *c, const char *path, const struct log_command_run *run,
                      struct err *err) MT_CHECK;
-/* Sends lines. -1: `why` is to be logged, once: the process ended, or is slow. */
+/* Sends lines. -1, at most once: the process ended or is slow; the caller logs `why`. */
 int log_command_send(struct log_command *c, struct err *why) MT_CHECK;
-/* Sends the rest, closes the pipe and waits for the process, all within end_ms; then ends its group. -1: as above. */
+/* Sends the rest, closes the pipe and waits for the process, at most end_ms in all; then ends its process group. -1: as
+ * log_command_send. */
 int log_command_close(struct log_command *c, struct err *why) MT_CHECK;
 
 #endif

@@ -245,7 +245,8 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     metrics_event_close(m, &o);
 }
 
-/* ", best" and the like, by comparison with earlier evaluations on the same held-out data; "" if it is not the best. */
+/* A text such as ", best", by comparison with earlier evaluations on the same held-out data; "" if the evaluation is
+ * not the best. */
 static const char *best_text(const struct eval_metrics *e, char text[64])
 {
     text[0] = 0;
@@ -325,7 +326,7 @@ void metrics_start(struct metrics *m, const struct start_metrics *s)
     metrics_event_close(m, &o);
 }
 
-/* One line for the terminal: the start of the text, with control characters replaced by blanks. */
+/* Prints the start of the text as one line for the terminal, with blanks instead of control characters. */
 static void print_short(const char *label, const char *text)
 {
     enum { WIDTH = 96 };
@@ -358,7 +359,7 @@ void metrics_sample(struct metrics *m, const struct sample_metrics *s)
     metrics_event_close(m, &o);
 }
 
-/* Row l of [n_layer, n_exp] values as an array; four digits are enough for a plot. */
+/* Writes row l of [n_layer, n_exp] values as an array, with four digits, which are enough for a plot. */
 static void put_layers(struct json_out *o, const char *key, const double *v, int64_t n_layer, int64_t n_exp)
 {
     char text[32];

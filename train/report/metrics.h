@@ -29,17 +29,19 @@ struct eval_metrics {
     double loss, perplexity, accuracy; /* perplexity of the cross-entropy; accuracy in [0, 1] */
     struct objective_means parts;      /* as in step_metrics */
     bool best;                         /* saved as best/ */
-    uint64_t held_out; /* hash of the held-out data and their number of micro-batches; only losses with the same hash
-                          are compared */
+    uint64_t held_out; /* hash of the held-out data and of the number of evaluated micro-batches; only losses with the
+                          same hash are compared */
     int64_t from;      /* step of the first evaluation on these data */
     double ms;
 };
 
 enum {
     METRICS_RECENT = 20
-}; /* steps whose time gives the time left: the first ones are slower, and settings of a machine
-      change */
-enum { METRICS_SCHEMA = 1 }; /* of metrics.jsonl (train/report/README.md); raise it when the meaning of a key changes */
+}; /* the time left is estimated from this number of last steps, because the first steps are slower and a machine's
+      speed may change */
+enum {
+    METRICS_SCHEMA = 1
+}; /* the `schema` of metrics.jsonl (train/report/README.md); raise it when the meaning of a key changes */
 
 /* The `start` event. */
 struct start_metrics {
@@ -62,23 +64,25 @@ struct metrics {
     FILE *jsonl, *events; /* events: of TensorBoard, or NULL */
     struct log_command command;
     char dir[MT_PATH];
-    bool tty, drawn;                           /* drawn: the cursor is at the end of a step line */
-    double line_tok, line_ms;                  /* of the steps since the last line, for its tok/s */
-    int64_t run_steps;                         /* since metrics_open */
-    double recent_ms[METRICS_RECENT], eval_ms; /* of the last steps, in a ring; of evaluations after the first step */
+    bool tty, drawn;          /* drawn: the cursor is at the end of a step line */
+    double line_tok, line_ms; /* of the steps since the last line, for its tok/s */
+    int64_t run_steps;        /* since metrics_open */
+    double recent_ms[METRICS_RECENT],
+        eval_ms; /* recent_ms: times of the last steps, in a ring; eval_ms: time of evaluations after the first step */
 };
-/* Opens dir/metrics.jsonl; creates dir. end NULL: a new file. Otherwise first metrics_cut. */
+/* Opens dir/metrics.jsonl; creates dir. end NULL: starts a new file; otherwise calls metrics_cut first. */
 int metrics_open(struct metrics *m, const char *dir, const struct metrics_end *end, struct err *err) MT_CHECK;
-/* Also writes TensorBoard events to dir/tensorboard. TensorBoard drops those of earlier files from first_step on. */
+/* Also writes TensorBoard events to dir/tensorboard. TensorBoard drops events of earlier files from first_step on. */
 int metrics_tensorboard(struct metrics *m, int64_t first_step, struct err *err) MT_CHECK;
 /* Starts log.command, which gets the lines that follow. */
 int metrics_command(struct metrics *m, const struct log_command_run *run, struct err *err) MT_CHECK;
 /* Appends the `start` event, with the time in UTC and this version. */
 void metrics_start(struct metrics *m, const struct start_metrics *s);
-/* For other events: opens an object with event and step; closes it and appends the line. */
+/* For other events: metrics_event_open begins an object with event and step; metrics_event_close ends it and appends
+ * the line. */
 void metrics_event_open(struct json_out *o, const char *event, int64_t step);
 void metrics_event_close(struct metrics *m, struct json_out *o);
-/* Prints the step line when `show` (a skipped step always) and appends the JSON object. */
+/* Prints the step line if `show` is set or the step was skipped, and appends the JSON object. */
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show);
 void metrics_eval(struct metrics *m, const struct eval_metrics *e);
 /* The parts as members of an open object. */
@@ -87,8 +91,8 @@ void metrics_put_parts(struct json_out *o, const struct objective_means *parts, 
 void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse);
 /* Prints prompt and text, each shortened to a line, and appends the event with both in full. */
 void metrics_sample(struct metrics *m, const struct sample_metrics *s);
-/* The experts of all layers, [n_layer, n_exp]: rows and sums of their combine weights since the last event; norms
- * and, where lora.r_by = routing, ranks of their adapters, or NULL. */
+/* The experts of all layers, [n_layer, n_exp]. rows, gates: rows and sums of their combine weights since the last
+ * event. norms, ranks: of the experts' adapters, or NULL; ranks only with lora.r_by = routing. */
 struct expert_metrics {
     int64_t step, n_layer, n_exp;
     const int64_t *rows;

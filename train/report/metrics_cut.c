@@ -16,7 +16,7 @@ struct cut {
     int64_t size, before_starts; /* before_starts: size without the `start` events at its end */
 };
 
-/* Whether the run has this evaluation of end.step: it is in the checkpoint, and on its held-out data. */
+/* Whether this evaluation of end.step stays: the checkpoint has it, with the same held-out data. */
 static bool has_evaluation(const struct metrics_end *end, struct json event)
 {
     const char *held_out = "";

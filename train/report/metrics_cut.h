@@ -1,4 +1,4 @@
-/* metrics_cut.h - removes from metrics.jsonl what a continued run writes again. */
+/* metrics_cut.h - removes from metrics.jsonl the lines that a continued run writes again. */
 #ifndef MT_METRICS_CUT_H
 #define MT_METRICS_CUT_H
 
@@ -12,9 +12,9 @@ struct metrics_end {
     bool complete;     /* nothing is made again: `stop` of this step stays */
 };
 
-/* Rewrites dir/metrics.jsonl, if it exists, without what a killed or interrupted run wrote after `end`: events of later
- * steps; of this step an evaluation that is made again, with its samples; the `start` of a run whose other events are
- * all removed; an incomplete line. Writes nothing when there is nothing to remove. */
+/* Removes from dir/metrics.jsonl, if it exists, the lines that a killed or interrupted run wrote after `end`: events of
+ * later steps; an evaluation of step `end` that will be repeated, with its samples; the `start` of a run whose other
+ * events are all removed; an incomplete line. If there is none of these, the file is not written. */
 int metrics_cut(const char *dir, const struct metrics_end *end, struct err *err) MT_CHECK;
 
 #endif

@@ -143,7 +143,7 @@ static void put_counter(struct json_out *o, const struct prof_event *e, double m
     json_out_close(o, '}');
 }
 
-/* Complete events, and the arenas wherever their use changes, and at the end. */
+/* Writes complete events, and counters of the arenas wherever their use changes and at the end. */
 static void put_events(const struct prof *p, struct json_out *o, int rank)
 {
     for (int64_t i = 0; i < p->n_events; i++) {

@@ -8,22 +8,22 @@
 #include "kernels/prof.h"
 #include "train/report/metrics.h"
 
-/* A line per op, longest time first, then the time between ops. % of roof: cost_ms / measured time; "-" without
- * measured roofs. "+launch": % of roof with roofs.launch_ms added per call, at most 100. */
+/* Prints a line per op, longest time first, then the time between ops. % of roof: cost_ms / measured time; "-" without
+ * measured roofs. "+launch": the same with roofs.launch_ms added to cost_ms for each call, at most 100. */
 void profile_table(const struct prof *p, FILE *out);
 /* An array of objects under `key`. */
 void profile_json(const struct prof *p, struct json_out *o, const char *key);
 /* chrome://tracing, Perfetto: an array of complete events and of counters of the bytes in use of the arenas. The pid is
- * the rank, and times are of the machine's clock, so arrays of several ranks can be concatenated. */
+ * the rank, and times are those of the machine's clock, so arrays of several ranks can be concatenated. */
 int profile_trace(const struct prof *p, int rank, int world, const char *path, struct err *err) MT_CHECK;
-/* Appends the event `profile` of steps first to last: time by op, bytes in use over the time. */
+/* Appends the event `profile` of steps first to last: time of each op, bytes in use over time. */
 void profile_event(const struct prof *p, struct metrics *m, int64_t first, int64_t last);
-/* "NVIDIA H100: 790.1 TFLOP/s in a large product, 3.02 TB/s in a large copy", or that nothing was measured. */
+/* Writes "NVIDIA H100: 790.1 TFLOP/s in a large product, 3.02 TB/s in a large copy", or that nothing was measured. */
 char *profile_roofs(char text[256], const struct device *dev);
-/* Text: number of launches and waits, or the reason why they were not counted. */
+/* Writes the number of launches and waits, or the reason why they were not counted. */
 char *profile_calls(char text[128], const struct dev_calls *calls, int64_t steps);
 
-/* train.profile: records the optimizer steps first to last (config_profile). After the last one, or when the run ends
+/* train.profile: records the optimizer steps first to last (config_profile). After step `last`, or when the run ends
  * earlier, it writes trace.json and profile.txt to dir (rank N > 0: trace-rankN.json and profile-rankN.txt). Zeroed: no
  * profile. */
 struct profile {
@@ -34,9 +34,9 @@ struct profile {
     struct metrics *metrics; /* gets the event `profile`; NULL on ranks that write none */
     struct prof prof;
 };
-/* The run makes steps first to last as rank `rank` of `world`; warns when it will record none of them. */
+/* first, last: the steps that the run makes, as rank `rank` of `world`. Warns if the profile contains none of them. */
 void profile_plan(struct profile *p, int64_t first, int64_t last, int rank, int world);
-/* Call around every step; call cancel instead of end when the step was interrupted. */
+/* Call begin and end around every step; call cancel instead of end if the step was interrupted. */
 void profile_step_begin(struct profile *p, struct device *dev, int64_t step);
 int profile_step_end(struct profile *p, int64_t step, struct err *err) MT_CHECK;
 void profile_step_cancel(struct profile *p);

@@ -18,7 +18,7 @@ static int by_time(const void *a, const void *b)
     return (x->ms < y->ms) - (x->ms > y->ms);
 }
 
-/* The rows of prof with all parts of an op together, longest first. Returns their number. */
+/* Sets ops to the ops of prof, each with the sum over its parts, longest first. Returns their number. */
 static int sum_parts(struct op_time ops[PROF_ROWS], const struct prof *p)
 {
     int n = 0;
@@ -33,7 +33,8 @@ static int sum_parts(struct op_time ops[PROF_ROWS], const struct prof *p)
     return n;
 }
 
-/* The largest number of bytes in each of SAMPLES equal intervals that has an op. */
+/* Writes the largest number of bytes in use for each of SAMPLES equal intervals; intervals without an op are left
+ * out. */
 static void put_memory(struct json_out *o, const struct prof *p)
 {
     const struct prof_event *e = p->events;

@@ -18,7 +18,7 @@ static void card(FILE *out, const char *name, const char *value, const char *not
     fprintf(out, "<div><span>%s</span><b>%s</b><span>%s</span></div>\n", name, value, note);
 }
 
-/* "10 / 400, not finished" or what ended it, when the run has not made all of its steps. */
+/* Writes the number of steps. If the run has not made all of them: "10 / 400, not finished", or what ended it. */
 static void write_steps(FILE *out, const struct history *h)
 {
     const double done = h->step.n ? h->step.v[h->step.n - 1] : 0, total = (double)h->start.total_steps;
@@ -63,7 +63,7 @@ static void write_cards(FILE *out, const struct history *h)
     fputs("</div>\n", out);
 }
 
-/* Wide plots are drawn for two widths; the page's style shows one by screen width. */
+/* Draws wide plots twice, for two widths; the page's style shows one of them, depending on the screen width. */
 static void write_loss(FILE *out, const struct history *h, const char *css, int width, int height)
 {
     const double *step = h->step.v;
@@ -110,7 +110,7 @@ static bool has_teacher(const struct history *h)
     return isfinite(series_last(&h->kl)) || isfinite(series_last(&h->eval_kl));
 }
 
-/* Two numbers beside the loss, in training and of the held-out data. */
+/* A quantity other than the loss, in training and on the held-out data. */
 struct beside {
     const char *title, *unit;
     const struct series *train, *held_out;
@@ -132,7 +132,7 @@ static void write_beside(FILE *out, const struct history *h, const struct beside
     fputs("</div>\n", out);
 }
 
-/* The parts of a distillation's loss; what a preference objective gives the answers. */
+/* Plots the parts of a distillation's loss, or the rewards of a preference objective. */
 static void write_parts(FILE *out, const struct history *h)
 {
     const struct beside teacher[2] = {{"Cross-entropy", "nats per token", &h->ce, &h->eval_ce},
@@ -217,7 +217,7 @@ static void write_evals(FILE *out, const struct history *h)
     fputs("</table></div>\n", out);
 }
 
-/* The answers of the last evaluation that has some, and the number of earlier ones in metrics.jsonl. */
+/* Writes the answers of the last evaluation that has answers, and the number of earlier answers in metrics.jsonl. */
 static void write_samples(FILE *out, const struct history *h)
 {
     const double last = h->samples[h->n_samples - 1].step;

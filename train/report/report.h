@@ -4,8 +4,9 @@
 
 #include "kernels/base.h"
 
-/* dir/metrics.jsonl -> dir/report.html, self-contained: SVG plots of train and eval loss, learning rate, gradient norm,
- * throughput; heat map of tokens per expert per layer; the configuration. Plots without data are omitted. */
+/* Writes dir/report.html from dir/metrics.jsonl, self-contained: SVG plots of train and eval loss, learning rate,
+ * gradient norm, throughput; heat map of tokens per expert per layer; the configuration. Plots without data are
+ * omitted. */
 int report_write(const char *dir, const char *title, const char *config_text, struct err *err) MT_CHECK;
 
 #endif

@@ -6,8 +6,8 @@
 
 #include "train/report/history_events.h"
 
-/* Heat maps of rows, gates and adapter norms, plots over the steps, the experts with the most rows. Nothing without
- * events. */
+/* Writes heat maps of rows, gates and adapter norms, plots over the steps, and the experts with the most rows. Writes
+ * nothing if there are no events. */
 void report_experts(FILE *out, const struct history_experts *x);
 
 #endif

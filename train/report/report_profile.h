@@ -6,7 +6,8 @@
 
 #include "train/report/history_events.h"
 
-/* The time of each op as a bar, and memory over the profiled steps. Nothing without an event `profile`. */
+/* Writes the time of each op as a bar, and memory over the profiled steps. Writes nothing if there is no event
+ * `profile`. */
 void report_profile(FILE *out, const struct history_profile *p);
 
 #endif

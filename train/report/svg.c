@@ -62,7 +62,7 @@ static double pixel(const struct axis *a, double v)
     return a->from + (v - a->lo) / (a->hi - a->lo) * (a->to - a->from);
 }
 
-/* 1, 2 or 5 times a power of ten, so that about n steps span the axis. */
+/* The distance of ticks: 1, 2 or 5 times a power of ten, so that the axis has about n of them. */
 static double tick_step(const struct axis *a, int n)
 {
     double raw = (a->hi - a->lo) / n, power = pow(10, floor(log10(raw)));
@@ -136,7 +136,8 @@ struct pen {
     bool down;
 };
 
-/* h0 after a move draws a single point as a dot, by the round line cap. */
+/* Extends the line to a point. "h0" after a move makes a single point visible as a dot, because of the round line
+ * cap. */
 static void pen_to(struct pen *pen, double x, double y)
 {
     if (!isfinite(y)) {
@@ -149,7 +150,7 @@ static void pen_to(struct pen *pen, double x, double y)
     pen->down = true;
 }
 
-/* The lowest and highest point of points [first, last), in order; a gap when none is finite. */
+/* Draws the lowest and the highest of the points [first, last), in their order; a gap if none is finite. */
 static void pen_extremes(struct pen *pen, const struct svg_line *l, int64_t first, int64_t last)
 {
     int64_t lo = -1, hi = -1;

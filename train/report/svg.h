@@ -1,5 +1,5 @@
-/* svg.h - line plots and heat maps as inline SVG. Colours come from the page's CSS: class "a", "b" per line, "cell" for
- * a heat map, "grid" and text from the defaults. */
+/* svg.h - line plots and heat maps as inline SVG. Colours come from the page's CSS: classes "a", "b", ... for lines,
+ * "cell" for a heat map, "grid" for the grid; text has the default. */
 #ifndef MT_SVG_H
 #define MT_SVG_H
 
@@ -26,8 +26,8 @@ struct svg_plot {
     int n_lines;
     bool from_zero; /* the y axis starts at 0 */
 };
-/* The y axis spans the points without the lowest and highest half percent, which are clipped. Above about 1000 points,
- * the minimum and maximum of equal intervals are drawn. */
+/* The y axis spans the points without the lowest and highest half percent; these are clipped. Of more than about 1000
+ * points, only the minimum and maximum of equal intervals are drawn. */
 void svg_plot(FILE *out, const struct svg_plot *p);
 
 /* A cell's opacity is its value / the largest value. The right column shows maximum / mean of each row. */

@@ -50,7 +50,7 @@ static struct proto event_at(int64_t step)
     return p;
 }
 
-/* CRC-32C (Castagnoli), rotated and shifted as TFRecord wants it. */
+/* CRC-32C (Castagnoli), masked as TFRecord requires: rotated, plus a constant. */
 static uint32_t masked_crc(const void *bytes, int64_t n)
 {
     uint32_t crc = ~0u;

@@ -161,7 +161,7 @@ static void put_prompt(struct text_buf *out, const char *json)
     json_free(doc);
 }
 
-/* The prompt of the judge: {prompt}, {completion} and {COLUMN} are replaced; other braces stay. */
+/* Writes the prompt of the judge: replaces {prompt}, {completion} and {COLUMN}; other braces stay. */
 static void fill(struct text_buf *out, const struct judge *j, const char *prompt, const char *completion, int64_t size,
                  struct json columns)
 {
@@ -237,7 +237,7 @@ static struct verify_text up_to_number(struct verify_text t)
     return (struct verify_text){t.text, end};
 }
 
-/* The first number after the last "Score:"; without it the last number. */
+/* Reads the first number after the last "Score:"; without "Score:" the last number. */
 static bool read_score(struct json answer, double *value)
 {
     const char *text;

@@ -1,5 +1,5 @@
 /* judge.h - a reward that a language model gives: requests to an endpoint of OpenAI's chat completions, several at
- * once. They are sent in judge_add and judge_work, so that they run while others are sampled. */
+ * once. judge_add and judge_work send them, so that they run while other completions are sampled. */
 #ifndef MT_JUDGE_H
 #define MT_JUDGE_H
 
@@ -17,11 +17,12 @@ struct judge *judge_open(const struct judge_options *opt, struct err *err);
 void judge_close(struct judge *j); /* NULL is fine */
 
 void judge_begin(struct judge *j, int64_t step);
-/* Adds the next row. prompt: JSON of a text or of messages; columns: an object. */
+/* Adds the next row of the step. prompt: JSON of a text or of messages; columns: a JSON object. */
 int judge_add(struct judge *j, const char *prompt, const char *completion, int64_t size, struct json columns,
               struct err *err) MT_CHECK;
 void judge_end(struct judge *j); /* the timeout begins */
-/* Without waiting. Errors: the endpoint refuses a request (4xx), no answer in three steps in a row. */
+/* Sends and receives without waiting. Errors: the endpoint refuses a request (4xx), no answer in three steps in a
+ * row. */
 int judge_work(struct judge *j, struct err *err) MT_CHECK;
 bool judge_done(const struct judge *j);
 /* Of the rows of the step, by their numbers; NaN: none. */

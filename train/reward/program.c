@@ -11,7 +11,7 @@ extern char **environ;
 
 enum { BUFFER = 1 << 14, END_MS = 2000, TELL_MS = 300, SAID = 4000, READS = 64 };
 
-/* Python then writes each line when it is printed, as a program on a terminal does. */
+/* With this variable Python writes each line at once, as on a terminal. */
 static char unbuffered[] = "PYTHONUNBUFFERED=1";
 
 static int start(struct program *p)
@@ -65,7 +65,7 @@ static void write_lines(struct program *p)
     }
 }
 
-/* Reads what there is, at most BUFFER bytes: 0: nothing now, or the stream has ended and is closed. */
+/* Reads the bytes that are there, at most BUFFER. 0: there are none now, or the stream has ended and is now closed. */
 static ssize_t read_some(int *fd, char buf[BUFFER])
 {
     ssize_t n = -1;
@@ -126,8 +126,8 @@ static int read_lines(struct program *p, const struct program_reader *reader, bo
     return 0;
 }
 
-/* When the program has ended and all its output is read, the output counts as closed: a process that the program
- * started may still hold the pipe. */
+/* When the program has ended and all its output is read, it closes the output, even if a process that the program
+ * started still has the pipe open. */
 int program_work(struct program *p, const struct program_reader *reader, struct err *err)
 {
     const bool ended = child_has_ended(&p->child);

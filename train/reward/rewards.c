@@ -130,7 +130,7 @@ int rewards_begin(struct rewards *r, int64_t step, struct err *err)
     return 0;
 }
 
-/* The column as text: a string, or the JSON of another value; NULL: missing or null. */
+/* The column as text: a string, or the JSON of another value; NULL: the column is missing or null. */
 static int reference_of(struct text_buf *text, struct verify_text *out, struct json columns, const char *name,
                         struct err *err)
 {

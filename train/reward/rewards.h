@@ -1,8 +1,6 @@
 /* rewards.h - the rewards of [reward] for the completions of a step: built-in ones (verify.h), those of programs
- * (reward_command.h) and of language models (judge.h), which run meanwhile.
- *
- *    rewards_open; for each step: rewards_begin, rewards_submit for each completion while others are sampled,
- *    rewards_collect; rewards_close. */
+ * (reward_command.h) and of language models (judge.h), which run while completions are sampled. * The order of calls:
+ * rewards_open; for each step rewards_begin, rewards_submit for each completion, rewards_collect; rewards_close. */
 #ifndef MT_REWARDS_H
 #define MT_REWARDS_H
 
@@ -10,30 +8,32 @@
 #include "train/reward/verify.h"
 
 struct rewards;
-/* NULL: an error, also where [reward] names none. asks: this rank asks for rewards: it starts the commands. */
+/* Returns NULL on an error, also if [reward] names no reward. asks: this rank computes rewards, and so starts the
+ * commands. */
 struct rewards *rewards_open(const struct config *c, bool asks, struct err *err);
 void rewards_close(struct rewards *r); /* NULL is fine */
 
 int64_t rewards_count(const struct rewards *r);
 const char *rewards_name(const struct rewards *r, int64_t i);
 double rewards_weight(const struct rewards *r, int64_t i);
-/* Sum of weight * value without nulls (NaN); NaN: all are null. values [rewards_count]. */
+/* Sum of weight * value over values that are not null (NaN); NaN: all are null. values [rewards_count]. */
 double rewards_total(const struct rewards *r, const double *values);
 
 struct reward_item {
-    const char *prompt;          /* JSON of a text or of messages */
-    const char *columns;         /* JSON of an object: other keys of the row; NULL: {} */
-    struct verify_answer answer; /* texts without special tokens, valid UTF-8; whole, of harmony: the final channel */
-    const char *finish_reason;   /* "stop" or "length" */
-    const double *environment;   /* the reward of its environment, NaN: null; NULL: none */
+    const char *prompt;  /* JSON of a text or of messages */
+    const char *columns; /* JSON of an object: other keys of the row; NULL: {} */
+    struct verify_answer
+        answer; /* texts without special tokens, valid UTF-8; whole: with the harmony format only the final channel */
+    const char *finish_reason; /* "stop" or "length" */
+    const double *environment; /* the reward of its environment, NaN: null; NULL: none */
 };
-/* The step that the next items are of; those of the step before are forgotten. */
+/* Begins a step; forgets the items of the step before. */
 int rewards_begin(struct rewards *r, int64_t step, struct err *err) MT_CHECK;
-/* Nothing of the item is read after the call, which does not wait. Errors: the columns are not an object; a command, as
- * in rewards_collect. */
+/* Adds an item without waiting, and reads it only during the call. Errors: the columns are not an object; errors of a
+ * command as in rewards_collect. */
 int rewards_submit(struct rewards *r, const struct reward_item *item, struct err *err) MT_CHECK;
 
-/* Rewards of the step's items, in the order of rewards_submit; NaN: none (null). Valid until rewards_begin. */
+/* Rewards of the step's items, in the order of rewards_submit; NaN: null. Valid until the next rewards_begin. */
 struct reward_results {
     int64_t n;              /* items */
     const double *values;   /* [n, rewards_count] */
@@ -46,10 +46,10 @@ struct reward_results {
     } * metrics; /* [n_metric] "metrics" of commands */
     int64_t n_metric;
 };
-/* Waits for all rewards of the step, reward.timeout_s at most. When a command ends or is late, its missing rewards are
- * null, and it is started again, with a warning. Errors, after which the run must stop: its third failure in a row; an
- * answer that does not fit. rewards_close is then the only further call, also after 1: stop() was true meanwhile.
- * stop may be NULL. */
+/* Waits for all rewards of the step, at most reward.timeout_s. If a command ends or is late, its missing rewards are
+ * null, and it is started again, with a warning. Returns -1 for the third failure of a command in a row or an answer of
+ * another form, and 1 if stop() was true during the wait. After both only rewards_close may be called. stop may be
+ * NULL. */
 int rewards_collect(struct rewards *r, struct reward_results *out, bool (*stop)(void), struct err *err) MT_CHECK;
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "data/json/text.h"
 
-/* Values that json_str or json_f64 do not take are compared as texts. */
+/* Compares values that json_str or json_f64 do not read, as texts. */
 static bool same_text(struct json a, struct json b)
 {
     struct text_buf x = {0}, y = {0};
@@ -20,7 +20,8 @@ static bool same_text(struct json a, struct json b)
 
 static bool is_number(struct json j) { return json_type(j) == JSON_INT || json_type(j) == JSON_REAL; }
 
-/* Digits of whole numbers, else a double's 17 digits: equal values have equal texts, whatever their sizes. */
+/* Writes a number as text: all digits of a whole number, 17 digits of others. Equal values have equal texts, also very
+ * large ones. */
 static void put_number(struct text_buf *out, struct json j)
 {
     char text[400]; /* the largest double has 309 digits */

@@ -4,7 +4,8 @@
 
 #include "data/json/json.h"
 
-/* Objects are equal whatever the order of their keys, numbers by value (1 = 1.0), exactly. json_parse limits the depth.
+/* Whether two values are equal. The order of an object's keys does not count; numbers are compared exactly, by value (1
+ * = 1.0). json_parse has limited the depth.
  */
 bool same_json(struct json a, struct json b);
 

@@ -51,7 +51,7 @@ static bool exact(const struct verifier *v, struct verify_text a, struct verify_
 
 static enum verdict verdict(bool right) { return right ? VERDICT_RIGHT : VERDICT_WRONG; }
 
-/* The group of the last match in the text; the text is NULL where there is none. */
+/* Finds the group of the last match in t. found->text is NULL if there is none. */
 static enum search_result find_group(struct verifier *v, struct verify_text t, struct verify_text *found)
 {
     int64_t begin, end;
@@ -60,7 +60,8 @@ static enum search_result find_group(struct verifier *v, struct verify_text t, s
     return r;
 }
 
-/* The reference may be a whole solution, with the answer as in the pattern, or the answer alone. */
+/* Compares the group. The reference may be a whole solution, in which the pattern finds the answer, or only the
+ * answer. */
 static enum verdict group_equals(struct verifier *v, struct verify_text a, struct verify_text reference)
 {
     struct verify_text found, wanted;

@@ -1,4 +1,5 @@
-/* verify.h - built-in rewards: a number for an answer, by a rule. Those that are right or wrong are verifiers. */
+/* verify.h - built-in rewards: a number for an answer, by a rule. The rules that only say right or wrong are
+ * verifiers. */
 #ifndef MT_VERIFY_H
 #define MT_VERIFY_H
 
@@ -6,13 +7,12 @@
 #include "train/config/reward_keys.h"
 #include "train/reward/verify_text.h"
 
-/* EXACT: equal without white space at the ends. LAST_NUMBER: equal numbers (verify_number.h). BOXED: equal last boxes
- * (verify_boxed.h). REGEX: a pattern is found; with a group named `answer`, that of the last match equals that of
- * the reference, or the reference where the pattern is not found in it, as in EXACT. JSON: the answer, without a code
- * fence around it, is valid JSON, fits the schema and has the value of the reference, where there are these
- * (verify_json.h). THINK_FORMAT:
- * the whole answer begins with <think>, which does not come again, and has </think>. LENGTH and REPETITION:
- * verify_ids.h. */
+/* EXACT: the texts are equal without white space at the ends. LAST_NUMBER: the numbers are equal (verify_number.h).
+ * BOXED: the last boxes are equal (verify_boxed.h). REGEX: a pattern is found; if it has a group named `answer`, the
+ * group of the last match equals, as in EXACT, that of the reference, or the whole reference if the pattern is not
+ * found there. JSON: the answer, without a code fence around it, is valid JSON, fits the schema if there is one, and
+ * equals the reference if there is one (verify_json.h). THINK_FORMAT: the whole answer begins with <think>, contains it
+ * only once, and contains </think>. LENGTH and REPETITION: verify_ids.h. */
 struct verify_options {
     enum reward_kind kind;
     bool ignore_case;      /* EXACT, and the group of REGEX: compare without case, in Unicode's form KC */
@@ -26,12 +26,12 @@ struct verifier {
     struct verify_options opt;
     struct search *search;
     struct schema *schema;
-    int64_t n_limited; /* texts on which the pattern took too many steps: they are wrong */
+    int64_t n_limited; /* texts on which the pattern took too many steps, so that they are wrong */
 };
-/* Error: the pattern or schema is missing or not valid; `name` (of the option with it) begins it. */
+/* Error: the pattern or schema is missing or not valid; the error begins with `name`, the option that has it. */
 int verifier_open(struct verifier *v, const struct verify_options *opt, const char *name, struct err *err) MT_CHECK;
 void verifier_close(struct verifier *v); /* v may be zeroed */
-/* Whether this kind compares the answer with a reference where it has one. */
+/* Whether this kind compares the answer with a reference, if there is one. */
 bool verifier_has_reference(enum reward_kind kind);
 
 struct verify_answer {

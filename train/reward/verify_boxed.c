@@ -13,14 +13,15 @@ static bool begins(struct verify_text t, int64_t at, const char *word)
     return n <= t.size - at && !memcmp(t.text + at, word, (size_t)n);
 }
 
-/* The TeX command `word` is at byte `at`: no letter continues it. */
+/* Whether the TeX command `word` is at byte `at`, not followed by a letter. */
 static bool is_command(struct verify_text t, int64_t at, const char *word)
 {
     const int64_t end = at + (int64_t)strlen(word);
     return begins(t, at, word) && (end == t.size || !is_letter(t.text[end]));
 }
 
-/* The brace that opens the argument of `word` at byte `at`; -1: there is no such command with an argument. */
+/* The position of the brace that opens the argument of the command `word` at byte `at`; -1: there is no such command
+ * with an argument. */
 static int64_t argument_of(struct verify_text t, int64_t at, const char *word)
 {
     if (!is_command(t, at, word)) return -1;
@@ -42,8 +43,8 @@ static void push(struct braces *b, int64_t at)
     b->open[b->n++] = at;
 }
 
-/* One pass over the text. *last: the brace of the last box, -1: there is none. Returns the content of the last box that
- * has an end. */
+/* Returns the content of the last box that has an end, in one pass over the text. *last: the position of the last box's
+ * opening brace; -1: there is no box. */
 static struct verify_text find_box(struct verify_text t, bool fbox, int64_t *last)
 {
     struct braces b = {.n = 0};

@@ -10,7 +10,7 @@ double reward_length(int64_t n, int64_t max, int64_t cache)
     return n > max ? -1 : (double)(max - cache - n) / (double)cache;
 }
 
-/* A table of hashed places: adversarial ids make it slow, not wrong, and a model does not choose them so. */
+/* Counts with a hash table. Adversarial ids would make it slow, not wrong; a model does not produce them. */
 double reward_repetition(const int32_t *ids, int64_t n, int64_t gram)
 {
     const int64_t total = n - gram + 1;

@@ -6,7 +6,8 @@
 #include "data/json/text.h"
 #include "train/reward/same_json.h"
 
-/* NaN and infinity, which Python writes, are not JSON; 1e999 has no value to compare. */
+/* Whether all numbers in j are finite. NaN and infinity, which Python writes, are not JSON, and 1e999 has no value to
+ * compare. */
 static bool is_finite(struct json j)
 {
     const char *key, *wide = json_wide(j);
@@ -17,8 +18,8 @@ static bool is_finite(struct json j)
     return true;
 }
 
-/* The text without a code fence: a first line that begins with ```, and ``` at the end. Without a fence, the whole
- * text. */
+/* The text without its code fence, which is a first line that begins with ``` and ``` at the end. Without a fence, the
+ * whole text. */
 static struct verify_text without_fence(struct verify_text t)
 {
     text_trim(&t.text, &t.size);

@@ -35,7 +35,7 @@ static bool is_number(const char *run, int64_t size)
     return size && at == size;
 }
 
-/* A minus at text[at] is a sign: no digit or letter is before it. */
+/* Whether text[at] is a minus that is a sign: no digit or letter is before it. */
 static bool is_sign(const char *text, int64_t at)
 {
     if (at < 0 || text[at] != '-') return false;
@@ -45,7 +45,7 @@ static bool is_sign(const char *text, int64_t at)
     return text[before] == '_' || !utf8_is_word(text + before);
 }
 
-/* The number as "-12.5", with neither leading zeros nor zeros at the end of its decimals. */
+/* Writes the number as "-12.5", without leading zeros and without zeros at the end of its decimals. */
 static void put_number(struct text_buf *out, bool minus, const char *run, int64_t size)
 {
     const char *point = memchr(run, '.', (size_t)size);

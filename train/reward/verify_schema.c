@@ -10,7 +10,7 @@
 
 enum { SCHEMA_BYTES = 1 << 20, DEPTH = 512 };
 
-/* What the value of a keyword is. SCHEMAS: an object of schemas; LIST: of schemas. */
+/* The form of a keyword's value. SCHEMAS: an object whose values are schemas; LIST: an array of schemas. */
 enum form { NOTE, TYPE, ANY, VALUES, NAMES, COUNT, NUMBER, FLAG, PATTERN, SCHEMA, SCHEMAS, LIST, REF };
 static const struct keyword {
     const char *name;
@@ -84,7 +84,7 @@ static bool is_type(const char *name)
     return false;
 }
 
-/* Whether v is a text of the list, or a list of such texts; types NULL: any text. */
+/* Whether all elements of v are texts. types_only: and names of types. */
 static bool are_texts(struct json v, bool types_only)
 {
     const char *text;
@@ -116,7 +116,7 @@ static int add_pattern(struct schema *s, struct json v, const char *name, struct
     return (s->patterns[s->n++].search = search_open(text, name, err)) ? 0 : -1;
 }
 
-/* Whether a value has the form; schemas in it are checked by the caller. */
+/* Whether a value has the form; the caller checks the schemas in it. */
 static bool has_form(const struct schema *s, enum form form, struct json v)
 {
     const enum json_type t = json_type(v);
@@ -264,7 +264,7 @@ static bool fits_items(struct schema *s, struct json schema, struct json v, int 
     return true;
 }
 
-/* Whether n is in the bounds that a schema has under these names. */
+/* Whether n is within the bounds of the schema's keywords `least` and `most`. */
 static bool in_bounds(struct json schema, const char *least, const char *most, double n)
 {
     const struct json a = json_find(schema, least), b = json_find(schema, most);

@@ -4,18 +4,18 @@
  *    maxItems, uniqueItems; minLength, maxLength, pattern; minimum, maximum, exclusiveMinimum, exclusiveMaximum; anyOf,
  *    allOf, oneOf, not; $ref to "#", "#/$defs/NAME" and "#/definitions/NAME"
  *
- * $schema, $id, $comment, title, description, default, examples and deprecated say nothing of values. Other keywords
- * are an error. */
+ * $schema, $id, $comment, title, description, default, examples and deprecated have no effect. Other keywords are an
+ * error. */
 #ifndef MT_VERIFY_SCHEMA_H
 #define MT_VERIFY_SCHEMA_H
 
 #include "data/json/json.h"
 
 struct schema;
-/* Of a file. NULL: an error, which `name`, the setting, begins. */
+/* Reads the schema of a file. NULL: an error, which begins with `name`, the setting. */
 struct schema *schema_open(const char *path, const char *name, struct err *err);
 void schema_close(struct schema *s); /* NULL is fine */
-/* Whether the value fits. A value that takes more than SCHEMA_STEPS comparisons does not. */
+/* Whether the value fits the schema. A value whose check takes more than SCHEMA_STEPS comparisons does not fit. */
 bool schema_accepts(struct schema *s, struct json value);
 enum { SCHEMA_STEPS = 1 << 20 };
 

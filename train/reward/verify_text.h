@@ -1,4 +1,4 @@
-/* verify_text.h - a text and the verdict over it, as all verifiers have them. */
+/* verify_text.h - types that all verifiers use: a text, and the verdict on it. */
 #ifndef MT_VERIFY_TEXT_H
 #define MT_VERIFY_TEXT_H
 
@@ -8,10 +8,10 @@ struct verify_text {
     const char *text; /* valid UTF-8, without special tokens and reasoning; NULL: none */
     int64_t size;
 };
-/* NONE: the reference is missing, or has no number, box or JSON, so that nothing can be compared. */
+/* NONE: nothing can be compared, because the reference is missing, or has no number, box or JSON. */
 enum verdict { VERDICT_NONE = -1, VERDICT_WRONG, VERDICT_RIGHT };
 
-/* The text after the last `mark`; the text is NULL when the mark is not there. */
+/* The text after the last `mark`; its text is NULL if t does not contain the mark. */
 struct verify_text verify_after(struct verify_text t, const char *mark);
 
 #endif

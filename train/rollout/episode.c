@@ -37,7 +37,7 @@ static void reserve(struct episode *e, int64_t n)
     e->mask = mem_grow(e->mask, before, e->cap, sizeof(*e->mask));
 }
 
-/* Experts of tokens from n_routed on: those of the pass over the prompt, then those of the turn. */
+/* Appends the experts of tokens from n_routed on: from the pass over the turn's prompt, then of the turn itself. */
 static void add_routing(struct episode *e, const struct sample *s)
 {
     const int64_t k = e->n_routing, before = s->n_prompt - 1, from = MT_MIN(e->n_routed, before), n = before + s->n;

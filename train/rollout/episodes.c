@@ -10,8 +10,8 @@
 
 enum { IDLE_MS = 20 };
 
-/* RESET: waits for the reply to its reset, which completes the prompt. READY: waits until all samples of its prompt are
- * READY. TURN: a turn is being sampled. WAITS: for the reply to its turn. */
+/* States of a completion. RESET: it waits for the reply to its reset, which completes the prompt. READY: it waits until
+ * all samples of its prompt are READY. TURN: a turn is being sampled. WAITS: it waits for the reply to its turn. */
 enum state { RESET, READY, TURN, WAITS, ENDED };
 struct place {
     struct episodes *all;
@@ -22,16 +22,17 @@ struct place {
     struct episode tokens;
     struct sample_request request; /* the last one, without ids */
     /* of the first rank */
-    struct text_buf messages[2], tools; /* JSON: members of the messages' list, with stand-ins (turn.h) for the model's
-                                           turns; the list of tools, empty: the row's */
-    int64_t n_before, n_told;           /* messages before the first turn, up to the last one */
+    struct text_buf messages[2], tools; /* JSON. messages: the members of the list of messages, with stand-ins (turn.h)
+                                           for the model's turns; tools: the list of tools, "": those of the row */
+    int64_t n_before, n_told;           /* messages before the first turn; messages up to the last one */
     struct text_buf text;               /* of the last turn */
     double reward;
     bool lost, cut; /* cut: no tokens are left for a further turn */
 };
-/* How a completion goes on: with these tokens, as its prompt or after its last turn; or it ends. */
+/* How a completion continues. BEGIN: the tokens are its prompt. CONTINUE: the tokens follow its last turn. END,
+ * END_CUT: it ends. */
 struct act {
-    int64_t at, n; /* at: index in episodes.of; n: tokens, which follow the struct */
+    int64_t at, n; /* at: index in episodes.of; n: number of tokens, which follow the struct in the buffer */
     enum { BEGIN, CONTINUE, END, END_CUT } kind;
 };
 struct episodes {
@@ -98,7 +99,7 @@ static void put_act(struct place *p, int kind, const int32_t *ids, int64_t n)
     text_put_bytes(&e->acts, (const char *)ids, n * (int64_t)sizeof(*ids));
 }
 
-/* Ends the completion, in the environment too, which may have ended it already. */
+/* Ends the completion, also in the environment, which may have ended it already. */
 static int end(struct place *p, struct err *err)
 {
     p->all->counts.lost += p->lost;
@@ -116,7 +117,8 @@ static void put_list(struct text_buf *to, const char *list)
     text_put_bytes(to, list + 1, n - 2);
 }
 
-/* {"messages", "tools"?, other keys that the chat template reads}; i: of the two lists of messages. NULL: an error. */
+/* The conversation {"messages", "tools"?, other keys that the chat template reads} with list i of messages. NULL: an
+ * error. */
 static struct json_doc *conversation(const struct place *p, int i, struct err *err)
 {
     struct text_buf all = {0};
@@ -142,7 +144,7 @@ static void put_messages(struct place *p, const char *list)
     for (int i = 0; i < 2; i++) put_list(&p->messages[i], list);
 }
 
-/* Adds a turn of the model, whose stand-ins differ; those of earlier turns are equal. */
+/* Adds a turn of the model to both lists. Its stand-ins differ; those of earlier turns are the same in both. */
 static void put_turn(struct place *p, struct message *m)
 {
     p->messages[1].size = 0;
@@ -239,7 +241,7 @@ static int take_reply(struct place *p, const struct environment_reply *reply, st
     return reply->end == ENVIRONMENT_GOES_ON ? proceed(p, reply, err) : end(p, err);
 }
 
-/* Whether the row or the reset has tools: only then are calls parsed. */
+/* Whether the row or the reset has tools; calls are parsed only then. */
 static bool has_tools(const struct place *p) { return p->tools.size || p->row->tools; }
 
 /* The turn as a message, to the environment. */
@@ -299,7 +301,7 @@ static void take_turn(void *user, const struct sample *s)
     if (e->opt.environment && end_turn(p, s, &e->err)) e->failed = true;
 }
 
-/* Asks the engine for the next turns of n places whose tokens are equal. */
+/* Requests the next turns of n places, whose tokens are equal, from the engine. */
 static int ask(struct place *p, int64_t n, struct err *err)
 {
     const struct episodes *e = p->all;
@@ -328,7 +330,7 @@ static bool follows(const struct place *a, const struct place *b)
            !memcmp(x->ids, y->ids, (size_t)x->count * sizeof(*x->ids));
 }
 
-/* Asks for the first turns of a prompt's samples, once all of them are READY. */
+/* Requests the first turns of a prompt's samples if all of them are READY. */
 static int ask_first(struct place *p, struct err *err)
 {
     struct episodes *e = p->all;

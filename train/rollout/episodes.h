@@ -1,10 +1,8 @@
 /* episodes.h - completions of several turns: an environment (train/reward/environment.h) answers each turn of the model
- * with messages, from which the next turn goes on.
- *
- * A turn is a request of the engine. The next one has the tokens of all earlier turns as its prompt, which the engine
- * reads again: it keeps no cache between turns. Samples of a prompt whose resets give equal prompts share the first.
- *
- * The first rank of an expert-parallel group has the environment and tells the others how its completions go on. */
+ * with messages, after which the next turn is sampled. * A turn is a request of the engine. The prompt of the next
+ * request is the tokens of all earlier turns and messages. The engine computes it again, since it keeps no cache
+ * between turns. If the resets of a prompt's samples give equal prompts, their first turns are one request. * The first
+ * rank of an expert-parallel group has the environment and tells the other ranks how completions continue. */
 #ifndef MT_EPISODES_H
 #define MT_EPISODES_H
 
@@ -20,7 +18,7 @@ struct episode_result {
     const struct sample_request *request;
     const struct sample *sample; /* all turns; its text is that of the last one */
     const uint8_t *mask;         /* [sample->n] */
-    double reward;               /* sum of what the environment gave; NaN: none. Of the first rank */
+    double reward;               /* sum of the environment's rewards, set only on the first rank; NaN: there are none */
 };
 struct episodes_options {
     struct run *run;
@@ -37,17 +35,18 @@ struct episodes;
 struct episodes *episodes_open(const struct episodes_options *opt);
 void episodes_close(struct episodes *e); /* NULL is fine */
 
-/* Sample `index` of a prompt. Samples of a prompt follow each other, by index. */
+/* Adds sample `index` of a prompt. The samples of a prompt must be added one after the other, by index. */
 int episodes_add(struct episodes *e, int64_t prompt, int64_t index, const struct prompt_row *row, uint64_t seed,
                  struct err *err) MT_CHECK;
 /* Call it after each engine_step: sends turns to the environment and reads its replies. idle: the engine has no
- * requests, so the call waits a little for a reply. Errors: those of environment_work; other ranks of the group may not
- * have the error. */
+ * requests, so the call waits up to 20 ms for a reply. Errors: those of environment_work; other ranks of the group may
+ * not get them. */
 int episodes_work(struct episodes *e, bool idle, struct err *err) MT_CHECK;
 int64_t episodes_left(const struct episodes *e); /* completions that have not ended */
 struct episodes_counts {
     int64_t sampled_tok;
-    int64_t lost, unfit; /* ended by a failure of the program; by a chat template that changes earlier turns */
+    int64_t lost, unfit; /* lost: completions that a failure of the program ended; unfit: completions that ended because
+                            the chat template changes earlier turns */
 } episodes_counts(const struct episodes *e);
 
 #endif

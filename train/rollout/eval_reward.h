@@ -5,8 +5,8 @@
 #include "kernels/comm/comm.h"
 #include "train/config/config.h"
 
-/* The evaluation of a training run (online_eval.h), with this adapter; NULL: the base model. Prints a line of JSON. All
- * ranks call it. */
+/* Runs the evaluation of a training run (online_eval.h) with this adapter, or if NULL with the base model. Prints a
+ * line of JSON. All ranks call it. */
 int eval_reward_run(const struct config *cfg, const char *adapter, struct comm *all, struct err *err) MT_CHECK;
 
 #endif

@@ -1,4 +1,5 @@
-/* journal.c - see journal.h. A line is a sample, or {"id": "GROUP-SAMPLE", "batch": KEY, "values": [..]}. */
+/* journal.c - see journal.h. A line is a sample (rollout_lines.h), or its rewards: {"id": "GROUP-SAMPLE", "batch": KEY,
+ * "values": [..]}. */
 #include "train/rollout/journal.h"
 
 #include <errno.h>
@@ -74,8 +75,8 @@ static void take_values(struct journal *j, struct journal_entry *e, struct json 
     if (!good) mem_free(values);
 }
 
-/* Whether the line is of this batch. If j->key has no hash of adapters, it takes that of the first line with its
- * settings. */
+/* Whether a line with this key belongs to the batch. If j->key has no hash of adapters, it gets the hash of the first
+ * line with its settings. */
 static bool has_key(struct journal *j, const char *key)
 {
     const size_t n = strlen(j->key);
@@ -107,7 +108,7 @@ static bool take_line(struct journal *j, const char *line, int64_t size)
     return mine;
 }
 
-/* *keep: bytes of the lines of this batch at the beginning of the file. */
+/* Reads the lines of this batch, which are at the beginning of the file. *keep: their bytes. */
 static int read_file(struct journal *j, const char *path, int64_t *keep, struct err *err)
 {
     struct file_map map;

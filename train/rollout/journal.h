@@ -1,5 +1,5 @@
-/* journal.h - the samples and rewards of a generation batch that is not complete, in files of output.dir: after a kill
- * they are read back, so that only the rest is sampled again. */
+/* journal.h - the samples and rewards of a generation batch that is not complete, in files of output.dir. After a kill
+ * the next run reads them and samples only the rest. */
 #ifndef MT_JOURNAL_H
 #define MT_JOURNAL_H
 
@@ -21,21 +21,22 @@ struct journal {
     char path[MT_PATH], key[JOURNAL_KEY];
 };
 
-/* Reads the files DIR/step-NNNNNN.part-* of all ranks, as far as their lines have this key, and opens that of `rank` to
- * continue it; the file is cut after its last complete line. A rank that writes none gives rank -1. If key is SETTINGS
- * alone, ADAPTERS is that of the first line with these settings. The ranks wait for each other before the call. */
+/* Reads the lines with this key from the files DIR/step-NNNNNN.part-* of all ranks. Then opens the file of `rank` for
+ * appending, after its last complete line; rank -1: this rank writes no file. If key is only SETTINGS, ADAPTERS is that
+ * of the first line with these settings. The ranks must wait for each other before the call. */
 int journal_open(struct journal *j, const char *dir, int64_t step, int rank, const char *key, int64_t n_reward,
                  struct err *err) MT_CHECK;
 void journal_close(struct journal *j); /* j may be zeroed */
 
 /* NULL: there is none. */
 const struct journal_entry *journal_find(const struct journal *j, int64_t group, int64_t sample);
-/* Appends a line of rollout_lines.h, which ends with a line feed; the rewards of a sample. */
+/* Appends a sample, a line of rollout_lines.h with its line feed; journal_add_rewards appends the rewards of a
+ * sample. */
 int journal_add_line(struct journal *j, const char *line, int64_t size, struct err *err) MT_CHECK;
 int journal_add_rewards(struct journal *j, int64_t group, int64_t sample, const double *values,
                         struct err *err) MT_CHECK;
 
-/* Deletes the files of steps up to `last`; DIR may be missing. */
+/* Deletes the journals of steps up to `last`. DIR may be missing. */
 int journal_remove(const char *dir, int64_t last, struct err *err) MT_CHECK;
 
 #endif

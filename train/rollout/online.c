@@ -100,8 +100,8 @@ static uint64_t hash_environment(uint64_t key, const struct config *cfg)
     return rng_u64(rng_u64(key, (uint64_t)cfg->environment.turns), (uint64_t)cfg->environment.tokens);
 }
 
-/* The batch's key in the journal. within: the run continues within the batch; the adapters have changed since the
- * samples were made, so the key is without their hash. */
+/* Makes the batch's key for the journal. within: the run continues within the batch. The adapters have changed since
+ * its samples were made, so the key has no hash of the adapters. */
 static void make_key(char text[JOURNAL_KEY], const struct online *o, struct loader_pos pos, bool within)
 {
     const struct config *cfg = o->run->cfg;
@@ -119,7 +119,7 @@ static void make_key(char text[JOURNAL_KEY], const struct online *o, struct load
     if (!within) snprintf(text, JOURNAL_KEY, "%016" PRIx64 ".%016" PRIx64, key, adapters);
 }
 
-/* An error unless the journal has all samples of a batch that the run continues within. */
+/* Called if the run continues within a batch. Error: the journal does not have all its samples. */
 static int check_within(const struct online *o, const struct journal *j, struct err *err)
 {
     if (o->n_journal && o->sample_tok <= 0) return 0;
@@ -148,7 +148,7 @@ static void choose(struct choice *c, const struct online *o, const struct round 
     }
 }
 
-/* Where dynamic sampling ends before the batch is full, groups of equal rewards complete it, without loss. */
+/* If dynamic sampling ends before the batch is full, fills it with groups of equal rewards, without loss. */
 static void fill(struct choice *c, const struct online *o)
 {
     const int64_t lacks = o->set.n_group - c->n;
@@ -190,7 +190,8 @@ static const struct round_sample *sample_at(const struct online *o, const struct
     return &c->of[row / n].round->samples[c->of[row / n].prompt * n + row % n];
 }
 
-/* A misspelt column, a program that does not run, an environment whose episodes never end: no number at all. */
+/* Warns if a reward is null for all completions, for example because a column is misspelt, a program does not run, or
+ * episodes of an environment never end. */
 static void warn_of_nulls(const struct online *o)
 {
     for (int64_t i = 0; i < rewards_count(o->rewards) && !o->run->par.all->rank; i++)
@@ -200,7 +201,7 @@ static void warn_of_nulls(const struct online *o)
                      (long long)o->first + 1, rewards_name(o->rewards, i));
 }
 
-/* The rows in memory, and what the log says of them. */
+/* Reads the rows into memory and computes their statistics for the log. */
 static int take_rows(struct online *o, const struct choice *c, struct err *err)
 {
     const int64_t n_reward = rewards_count(o->rewards);
@@ -226,7 +227,7 @@ static int take_rows(struct online *o, const struct choice *c, struct err *err)
     return rc;
 }
 
-/* Rows after the first n have no tokens with loss, and their rewards are in no mean. */
+/* Removes the loss and the rewards of all rows after the first n. */
 static void drop_rows(struct online *o, int64_t n)
 {
     o->n_kept = n;

@@ -71,7 +71,7 @@ static void join(const struct online *o, struct online_proof *p)
     *p = sum;
 }
 
-/* nll of the labels of b; own: the experts that the trainer chooses; NULL: they are not read. */
+/* Runs the trainer over b. nll: of the labels. own: the experts that the trainer chooses; NULL: not needed. */
 static void score(const struct online *o, const struct batch *b, int choices, float *nll, uint16_t *own)
 {
     struct run *r = o->run;

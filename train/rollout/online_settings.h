@@ -6,11 +6,11 @@
 #include "train/generate/sample.h"
 
 struct online_settings {
-    int64_t n_sample;            /* completions of a prompt: a group */
-    int64_t n_row, n_group;      /* of a generation batch: rows, groups */
-    int64_t n_step;              /* optimizer steps of a generation batch: each row is in num_iterations of them */
-    int64_t n_part;              /* steps that divide the rows of a batch (steps_per_generation) */
-    int64_t rounds;              /* of dynamic sampling, at most; 1: off */
+    int64_t n_sample;       /* completions of a prompt: a group */
+    int64_t n_row, n_group; /* of a generation batch: rows, groups */
+    int64_t n_step;         /* optimizer steps of a generation batch; each row is in num_iterations of these steps */
+    int64_t n_part;         /* steps among which the rows of a batch are divided (steps_per_generation) */
+    int64_t rounds;         /* of dynamic sampling, at most; 1: off */
     struct sample_params params; /* without the seed */
 };
 struct online_settings online_settings_of(const struct config *c);

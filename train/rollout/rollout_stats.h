@@ -1,4 +1,4 @@
-/* rollout_stats.h - what the log says of the rows of a generation batch. */
+/* rollout_stats.h - statistics of the rows of a generation batch, for the log. */
 #ifndef MT_ROLLOUT_STATS_H
 #define MT_ROLLOUT_STATS_H
 
@@ -16,7 +16,7 @@ struct rollout_stats {
     double turns, most_turns;                           /* runs of tokens that the model wrote, of a row */
     double cut;                                         /* share of rows without an end token */
 };
-/* values [n, n_reward] NaN: null; rows of a group are adjacent, n_group each. */
+/* values [n, n_reward]; NaN: null. The n_group rows of a group are adjacent. */
 void rollout_stats_of(struct rollout_stats *s, const struct rollouts *rows, int64_t n_group, const double *values,
                       int64_t n_reward);
 /* Whether all rewards of n rows are equal; null ones do not count. */

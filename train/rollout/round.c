@@ -1,5 +1,5 @@
 /* round.c - see round.h. A group of expert-parallel ranks samples the same prompts together; its first rank writes the
- * journal and asks for the rewards. */
+ * journal and requests the rewards. */
 #include "train/rollout/round.h"
 
 #include <math.h>
@@ -119,7 +119,7 @@ static int collect(struct round *r, struct err *err)
 
 /* ---- samples ---- */
 
-/* A line of the journal and, of the first rank, a request for its rewards. */
+/* Writes a sample to the journal; on the first rank of the group also requests its rewards. */
 static int keep(struct round *r, int64_t prompt, const struct sample_request *q, const struct sample *s,
                 const struct rollout_turns *turns, struct err *err)
 {

@@ -1,5 +1,5 @@
 /* round.h - a round of sampling: completions of some prompts and their rewards. The ranks divide the prompts, and all
- * get all results, so that these do not depend on the number of ranks. */
+ * ranks get all results. So the results do not depend on the number of ranks. */
 #ifndef MT_ROUND_H
 #define MT_ROUND_H
 
@@ -23,7 +23,7 @@ struct round_options {
     bool (*stop)(void);
     bool episodes;                   /* an environment answers turns */
     struct environment *environment; /* of the first rank of an expert-parallel group */
-    int64_t *n_episode;              /* completions so far, whose number gives the next ids of the environment */
+    int64_t *n_episode;              /* number of completions so far, which is the next id for the environment */
 };
 
 struct round_prompt {
@@ -44,17 +44,18 @@ struct round {
     int64_t n;
     struct round_sample *samples;     /* [n, n_sample] */
     int64_t n_journal, n_sampled_tok; /* samples from the journal; tokens sampled, by all ranks */
-    int64_t n_lost, n_unfit;          /* as of episodes_counts, by all ranks */
-    double sample_ms, reward_ms;      /* of the slowest rank; of waiting after the last sample */
+    int64_t n_lost, n_unfit;          /* as in episodes_counts, summed over ranks */
+    double sample_ms,
+        reward_ms; /* sample_ms: of the slowest rank; reward_ms: waiting for rewards after the last sample */
     struct engine *engine;
     struct episodes *episodes; /* NULL: completions of one turn */
     struct err *err;           /* of the callbacks */
     bool failed;
-    int64_t *submitted; /* [n_submitted] the samples whose rewards are asked for, in that order */
+    int64_t *submitted; /* [n_submitted] the samples whose rewards were requested, in that order */
     int64_t n_submitted;
 };
 
-/* Runs it. 1: stop() was true on a rank; the journal has what is complete. prompts are taken over. */
+/* Runs the round. It takes over `prompts`. 1: stop() was true on a rank; the journal has the complete samples. */
 int round_run(struct round *r, const struct round_options *opt, struct round_prompt *prompts, int64_t n,
               struct err *err) MT_CHECK;
 void round_free(struct round *r); /* r may be zeroed */

@@ -72,7 +72,7 @@ static const struct prompt_row *prompt_of(const struct score *s, const struct to
     return NULL;
 }
 
-/* The row's `text`; without it that of the tokens, up to one that ends an answer. */
+/* The text of a completion: the row's `text`; if it has none, the text of the tokens up to the end token. */
 static int text_of(struct answer_text *text, const struct score *s, struct json row, const struct prompt *p,
                    const struct token_list *ids, struct err *err)
 {
@@ -92,7 +92,7 @@ static int text_of(struct answer_text *text, const struct score *s, struct json 
     return 0;
 }
 
-/* Members of the row of prompts, then those of `columns` in the row. */
+/* Writes the columns for the rewards: the row's own `columns`, otherwise those of its prompt. */
 static int columns_of(struct text_buf *out, const struct prompt_row *prompt, struct json row, struct err *err)
 {
     const struct json own = json_find(row, "columns");

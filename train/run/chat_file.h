@@ -4,15 +4,16 @@
 
 #include "train/run/run.h"
 
-/* Writes dir/chat_template.jinja when transformers does not find the run's template in the checkpoint:
- * data.chat_template or chat_template.json. */
+/* Writes dir/chat_template.jinja if transformers would not find the run's template in the checkpoint, because it is
+ * data.chat_template or in chat_template.json. */
 int chat_file_save(const struct run *r, const char *dir, struct err *err) MT_CHECK;
-/* The template beside the adapter, which the run has trained with, else that of the settings; mem_free it. *text NULL:
- * that of the checkpoint. */
+/* Finds the template with which the adapter was trained: the file beside the adapter, otherwise that of the settings;
+ * mem_free it. *text NULL: it is that of the checkpoint. */
 int chat_file_find(char **text, const struct run *r, const char *adapter_dir, struct err *err) MT_CHECK;
-/* Writes the same into an export, or the file beside the adapter, and says when the base model has another. */
+/* As chat_file_save, for an export; if there is a file beside the adapter, copies it. Prints a line if the base model
+ * has another template. */
 int chat_file_export(const struct run *r, const char *adapter_dir, const char *dir, struct err *err) MT_CHECK;
-/* Whether chat_file_export writes a file, which hides the templates of the base model. */
+/* Whether chat_file_export writes a file, which programs then use instead of the base model's templates. */
 bool chat_file_is_own(const struct run *r, const char *adapter_dir);
 
 #endif

@@ -26,7 +26,7 @@ void model_card_quote(FILE *out, const char *text, const char *special)
     }
 }
 
-/* Special characters of Markdown in a line or a table cell; file weights such as a*0.5,b*0.5 would become emphasis. */
+/* Writes text and escapes special characters of Markdown: a*0.5,b*0.5 in data.train would become emphasis. */
 static void put_text(FILE *out, const char *text) { model_card_quote(out, text, MODEL_CARD_SPECIAL); }
 
 static void put_front_matter(FILE *out, const struct run *r)
@@ -47,7 +47,7 @@ static void put_data(FILE *out, const char *what, const char *files, const struc
             str_plural(d->n_docs), (long long)d->n_tokens, str_plural(d->n_tokens), (unsigned long long)d->hash);
 }
 
-/* What the losses are of, where they are not those of base + adapter. */
+/* Writes which model the losses belong to, if that is not base + adapter. */
 static void put_objective(FILE *out, const struct run *r)
 {
     const struct config *cfg = r->cfg;
@@ -100,8 +100,8 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
 
 void model_card_use(FILE *out, const char *base_model, bool nested, bool warns)
 {
-    /* transformers loads a class with other parts as its text model, whose names have no language_model: PEFT then
-     * finds no tensor of the adapter, and only warns. */
+    /* AutoModelForCausalLM loads only the text model of such a class, whose names lack language_model: PEFT then finds
+     * no tensor of the adapter, and only warns. */
     const char *loader = nested ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
     fprintf(out,
             "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.%s\n\n```python\n"

@@ -55,7 +55,8 @@ static void put_message(struct text_buf *out, const char *role, struct json cont
     text_put(out, "}");
 }
 
-/* The row by data.columns: messages of user and system, or keys under their new names, beside the row's own keys. */
+/* Applies data.columns to the row: writes messages of system and user, or keys under their new names, then the row's
+ * own keys. */
 static int rename_keys(struct text_buf *out, const char *columns, struct json row, struct err *err)
 {
     static const char *const keys[] = {"prompt", "messages"}, *const roles[] = {"system", "user"};
@@ -91,7 +92,7 @@ static int rename_keys(struct text_buf *out, const char *columns, struct json ro
 
 /* ---- a row as a prompt ---- */
 
-/* The content of the last message where an assistant wrote it; absent otherwise. */
+/* The content of the last message if an assistant wrote it; otherwise absent. */
 static struct json last_answer(struct json row)
 {
     const struct json messages = json_find(row, "messages");

@@ -14,7 +14,7 @@
 #include "train/config/config_guess.h"
 #include "train/objective/run_objective.h"
 
-/* The files of data.train and data.eval, downloaded if they are on the hub. */
+/* Finds the files of data.train and data.eval, and downloads those on the hub. */
 static int find_data(struct run *r, struct err *err)
 {
     if (!(r->train_files = hub_data(r->cfg->data.train, err))) return err_prefix(err, "data.train");
@@ -22,7 +22,7 @@ static int find_data(struct run *r, struct err *err)
     return 0;
 }
 
-/* Number of ranks for a setting of N: 0 means all GPUs of this machine; at least parallel.ep. */
+/* Number of ranks by parallel.gpus (0: all GPUs of this machine) or parallel.cpu_ranks; at least parallel.ep. */
 static int plan_world(const struct run *r)
 {
     const int64_t gpus = config_gpus(r->cfg);
@@ -72,7 +72,8 @@ static int read_arch(struct run *r, struct err *err)
     return arch_load(&r->arch, r->model_dir, err) ? err_prefix(err, "model.path") : 0;
 }
 
-/* lora.init_from must fit [lora]. A run that continues has its own adapter, whatever became of the first one. */
+/* Checks that lora.init_from fits [lora], except for a run that continues: it has its own adapter and does not need the
+ * first one. */
 static int check_init(const struct config *cfg, const struct adapters *ad, struct err *err)
 {
     char dir[MT_PATH], checkpoints[MT_PATH];
@@ -83,7 +84,7 @@ static int check_init(const struct config *cfg, const struct adapters *ad, struc
     return peft_check(ad, dir, err) ? err_prefix(err, "lora.init_from") : 0;
 }
 
-/* Adapters of other targets than the model has, and a reference's adapter of another model, are errors. */
+/* Errors: targets that the model does not have; a reference's adapter of another model. */
 static int check_targets(const struct run *r, struct err *err)
 {
     struct adapters ad = {0}, reference = {0}, *planned;
@@ -94,7 +95,8 @@ static int check_targets(const struct run *r, struct err *err)
     return rc ? -1 : 0;
 }
 
-/* The order of opening: config.json, data, weights; a wrong setting is reported before large files are downloaded. */
+/* For the opening in this order: config.json, data, weights. So a wrong setting is reported before large files are
+ * downloaded. */
 struct arch_opening {
     struct run *r;
     bool train, data; /* check the targets; find the data */
@@ -189,7 +191,7 @@ int run_open_plan(struct run *r, const struct config *cfg, const struct device_c
     return plan_ranks(r, err) || (!arch && open_tensors(r, headers, err)) ? -1 : 0;
 }
 
-/* Expert-parallel groups are consecutive ranks, which have the fastest links. */
+/* Divides the ranks into expert-parallel groups of consecutive ranks, which have the fastest links. */
 static int split_ranks(struct run *r, struct comm *all, struct err *err)
 {
     const int ep = (int)r->cfg->parallel.ep;
@@ -207,8 +209,8 @@ static int split_ranks(struct run *r, struct comm *all, struct err *err)
     return 0;
 }
 
-/* Number of ranks, this one included, that may run on this rank's processors; a launcher may have given each rank
- * separate ones.
+/* Number of ranks, with this one, that may run on this rank's processors. A launcher may have given each rank separate
+ * processors.
  */
 static int ranks_beside(struct comm *all)
 {

@@ -26,69 +26,74 @@ struct run {
     struct dataset train, eval;
     struct rollouts rollouts; /* of data.format = rollouts: the rows of `train` */
     struct plan plan;
-    /* Set before run_open_model, for PLAN_GENERATE, or PLAN_TRAIN with cache_tok; zeroed: one sequence. After it: what
-     * the plan has room for. */
+    /* Set before run_open_model, for PLAN_GENERATE, or PLAN_TRAIN with cache_tok; zeroed: one sequence. After
+     * run_open_model: the sizes that fit. */
     struct plan_generation generation;
     int64_t set_aside;    /* set before run_open_model, which leaves these bytes for engine_load_adapter */
-    int64_t cache_tok;    /* of run_open_model: tokens that dev.work has a cache for beside a pass that saves nothing */
+    int64_t cache_tok;    /* set by run_open_model: tokens of the cache that fits in dev.work together with a pass that
+                             saves nothing */
     char packed[MT_PATH]; /* the cache of model.quantize */
-    bool begins;          /* a training run without a checkpoint, set before run_open_model: lora.init takes effect */
-    struct base_model base; /* of `model`; after run_fingerprint without the hashes of all bytes */
+    bool begins;          /* set before run_open_model by a training run without a checkpoint: lora.init takes effect */
+    struct base_model base; /* record of `model`; after run_fingerprint it has no hashes of all bytes */
     struct model model;
 };
 
 /* Checks the configuration, downloads missing files from huggingface.co, and reads the checkpoint's headers. */
 int run_open_headers(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
-/* run_open_headers for training: targets that the model lacks are an error before data and weights are downloaded. */
+/* As run_open_headers, for training: also checks, before it downloads data and weights, that the model has the
+ * targets. */
 int run_open_training(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
-/* run_open_headers for a caller that only plans: needs neither device nor data, and downloads only configuration and
- * headers of a model. card: the GPU to plan for; NULL: train.device. arch: instead of model.path, with the tensors st,
- * which move to r; or NULL. */
+/* As run_open_headers, for a caller that only plans: needs neither device nor data, and downloads only configuration
+ * and headers of a model. card: the GPU to plan for; NULL: train.device. arch, st: replace model.path, and st moves to
+ * r; NULL: model.path. */
 int run_open_plan(struct run *r, const struct config *cfg, const struct device_card *card, const struct arch *arch,
                   struct safetensors *st, struct err *err) MT_CHECK;
-/* Error: train.grad_accum is not a multiple of n_rank. A plan only warns of it. */
+/* Error: train.grad_accum is not a multiple of n_rank. In a plan this is only a warning. */
 int run_check_ranks(int n_rank, const struct config *cfg, struct err *err) MT_CHECK;
 /* Sets only model_dir and arch. *headers: only the headers of the hub's model were downloaded (plans). */
 int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err) MT_CHECK;
 /* Opens tokenizer and chat template, and fills opt from the configuration. cache: buffer for the path of the data
  * cache; NULL: no cache. */
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
-/* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
+/* Opens tokenizer and data sets and prints a summary. train false: only the held-out set. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
-/* Leaves out the tokens of each document after its first `most`. */
+/* Truncates each document to its first `most` tokens. */
 void run_cut_documents(struct dataset *ds, int64_t most);
-/* run_open_data of data.prompts: the prompts as documents, cut at data.seq_len, every token of which has loss. */
+/* As run_open_data, if rows are prompts (data.prompts): makes documents of the prompts, truncated to data.seq_len, in
+ * which every token has loss. */
 int run_open_prompt_texts(struct run *r, bool train, struct err *err) MT_CHECK;
-/* run_open_data of data.format = rollouts: r->rollouts, and r->train of their documents. Errors: rows that are not
- * whole generations, or lack what the settings read. */
+/* As run_open_data, for data.format = rollouts: fills r->rollouts, and r->train with their documents. Errors: the rows
+ * are not whole generations, or lack a key that the settings read. */
 int run_open_rollouts(struct run *r, struct err *err) MT_CHECK;
-/* What a plan for an open run without a model is for. */
+/* The request of a plan for a run that is open without a model. */
 struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use);
-/* Makes the plan, allocates the arenas, loads weights and adapters. adapter_dir: a PEFT directory with the adapters;
- * NULL: new ones. Prints the time. */
+/* Makes the plan, allocates the arenas, loads weights and adapters, and prints the time. adapter_dir: a PEFT directory
+ * with the adapters; NULL: new adapters. */
 int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err) MT_CHECK;
 /* Call after run_open_headers: makes this process a rank of `all`, which the caller owns and which must outlive the
  * run. Divides the machine's cores among its ranks and connects the devices. */
 int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
-/* "experts read weights quantised to mxfp4, with the adapter merged, and inputs quantised to fp8". adapted: false for
- * the base model. */
+/* Writes a text such as "experts read weights quantised to mxfp4, with the adapter merged, and inputs quantised to
+ * fp8". adapted: false for the base model. */
 const char *run_quant_text(char text[200], const struct config *cfg, bool adapted);
 void run_close(struct run *r); /* r may be zeroed */
 
-/* weights.fingerprint and `base` without loading the weights. Call after run_join. */
+/* Computes weights.fingerprint and `base` without loading the weights. Call it after run_join. */
 int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err) MT_CHECK;
 /* Error: the adapters, read from dir, were trained on another model than r->base. */
 int run_check_base(const struct run *r, const struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
-/* peft_load for the open model; another base model than the one that the adapter was trained on is a warning. */
+/* As peft_load, for the open model. Warns if the adapter was trained on another base model. */
 int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
-/* A hash of the adapters' values and scales, the same for any number of expert-parallel ranks, which all call it. */
+/* A hash of the adapters' values and scales. It does not depend on the number of expert-parallel ranks; all of them
+ * call it. */
 uint64_t run_hash_adapters(struct run *r, const struct adapters *ad);
 struct loader_options run_loader_options(const struct config *cfg, bool train);
-/* Forward and loss of b (run_micro_batch: and backward). After run_forward the caller calls model_end. */
+/* run_forward: forward and loss of b. run_micro_batch: also backward if the pass has one. The caller then calls
+ * model_end. */
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);
 void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass);
-/* Held-out loss, perplexity and next-token accuracy; the ranks divide the micro-batches, and all get the result. False
- * when stop() returned true on any rank before the end (stop may be NULL). */
+/* Held-out loss, perplexity and next-token accuracy; the ranks divide the micro-batches, and all get the result. False:
+ * stop() returned true on a rank before the end (stop may be NULL). */
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void));
 
 #endif

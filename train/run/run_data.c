@@ -6,8 +6,8 @@
 #include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
-/* Prints the counts of a data set and of its bad rows. After data.eval_split, the row counts of both parts are in the
- * training set. */
+/* Prints the counts of a data set and of its bad rows. With data.eval_split the training set has the row counts of both
+ * parts. */
 static void print_dataset(const char *what, const struct dataset *ds, bool rows, bool cut)
 {
     char a[32], b[32];
@@ -24,7 +24,7 @@ static void print_dataset(const char *what, const struct dataset *ds, bool rows,
             cut ? "truncated" : "dropped", (long long)ds->n_unlabelled);
 }
 
-/* The options of data.eval, whose rows may have a different form. */
+/* The options for data.eval, whose rows may have another form than those of data.train. */
 static struct dataset_options eval_options(const struct config *cfg, const struct dataset_options *train)
 {
     struct dataset_options opt = *train;

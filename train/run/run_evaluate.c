@@ -7,7 +7,7 @@
 #include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
-#define ASK_EVERY 8 /* micro-batches of an evaluation between two exchanges of the stop flag */
+#define ASK_EVERY 8 /* a rank's micro-batches between two exchanges of the stop flag in an evaluation */
 
 struct loader_options run_loader_options(const struct config *cfg, bool train)
 {
@@ -39,8 +39,8 @@ void run_micro_batch(struct run *r, const struct batch *b, const struct model_pa
     if (pass->backward) model_bwd(&r->model);
 }
 
-/* A forward pass without tokens. Other ranks of the group still have a micro-batch, whose rows may need this rank's
- * experts. */
+/* Runs a pass without tokens, because other ranks of the group still have a micro-batch, whose rows may need this
+ * rank's experts. */
 static void run_empty(struct run *r, const struct model_pass *pass)
 {
     const struct batch b = micro_batch_none();
@@ -48,14 +48,14 @@ static void run_empty(struct run *r, const struct model_pass *pass)
     model_end(&r->model);
 }
 
-/* Up to n micro-batches, those that an objective needs at once. */
+/* Takes n micro-batches, which an objective needs at once. */
 static void take(const struct run *r, struct loader *l, struct batch *b, int64_t n, struct step_counts *counts)
 {
     const bool shares = micro_batch_shares(&r->model);
     for (int64_t k = 0; k < n; k++) micro_batch_next(&b[k], l, NULL, shares, counts);
 }
 
-/* Micro-batches first .. first + n - 1 of n_all. False: stop() was true on a rank. */
+/* Evaluates the micro-batches first .. first + n - 1 of n_all. False: stop() was true on a rank. */
 static bool evaluate_some(struct run *r, const struct batch *b, int64_t first, int64_t n, int64_t n_all,
                           bool (*stop)(void))
 {
@@ -77,8 +77,8 @@ static bool evaluate_some(struct run *r, const struct batch *b, int64_t first, i
     return true;
 }
 
-/* Perplexity of all labelled tokens; with a preference objective of the better answers alone, as a worse answer should
- * become unlikely. */
+/* Perplexity of all labelled tokens. With a preference objective it is that of the chosen answers only, because
+ * rejected answers should become unlikely. */
 static double perplexity(const struct objective_means *parts, double nll)
 {
     for (int i = 0; i < parts->n; i++)
@@ -90,7 +90,7 @@ static double perplexity(const struct objective_means *parts, double nll)
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
 {
     const struct loader_options opt = run_loader_options(r->cfg, false);
-    /* An objective with a baseline takes it of as many micro-batches as a step has. */
+    /* KTO computes its baseline over as many micro-batches as a step has. */
     const int64_t most = run_objective(r->cfg)->before_step ? r->cfg->train.grad_accum : 1;
     struct loader *l = loader_open(&r->eval, &opt, (struct loader_pos){0, 0});
     struct batch *b = mem_array(most, sizeof(*b));

@@ -1,4 +1,5 @@
-/* run_model.c - makes the plan, reserves the memory, loads weights and adapters, and checks whose they are. */
+/* run_model.c - makes the plan, reserves the memory, loads weights and adapters, and checks that they belong
+ * together. */
 #include <string.h>
 
 #include "model/layers/dora.h"
@@ -10,8 +11,8 @@
 #include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
-/* Path of the packed weights: beside the model, where all its runs find them; in output.dir when the model's directory
- * is read-only. There is a file per quantisation, and per rank of an expert-parallel group. */
+/* Sets the path of the packed weights: in the model's directory, where all runs find them, or in output.dir if that
+ * directory is read-only. There is a file per quantisation and per rank of an expert-parallel group. */
 static int find_packed(struct run *r, const struct quantize *q, struct err *err)
 {
     char beside[MT_PATH];
@@ -27,8 +28,8 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
                       quantize_name(q), attention, part);
 }
 
-/* Sets r->cache_tok: the largest cache, at most that of all sequences at their longest, that takes up to `spare` bytes
- * more than the plan's cache, and at most generate.memory_gb. *more: the bytes beyond the plan's cache. */
+/* Sets r->cache_tok, the tokens of the largest cache that is allowed: at most `spare` bytes more than the plan's cache,
+ * at most generate.memory_gb, and at most all sequences at their longest. *more: the bytes beyond the plan's cache. */
 static int size_cache(struct run *r, const struct plan_request *q, int64_t spare, int64_t *more, struct err *err)
 {
     const int64_t least = r->plan.memory.cache, unit = MT_PAGE;
@@ -74,7 +75,7 @@ static int reserve_memory(struct run *r, bool train, int64_t cache, struct err *
                : 0;
 }
 
-/* Weights and adapters; a reference's adapters without their values. */
+/* Allocates and loads weights and adapters; for the adapters of a reference it only allocates. */
 static int fill_model(struct run *r, struct adapters *ad, struct adapters *reference, struct err *err)
 {
     struct device *dev = &r->dev;
@@ -131,8 +132,8 @@ static uint64_t hash_value(int64_t at, float value)
     return bits ? rng_u64((uint64_t)at, bits) : 0;
 }
 
-/* A sum of hashes over the values that are not zero, as an expert-parallel rank has zeros in place of other ranks'
- * experts. Parameters that all ranks have are added by the first rank. */
+/* Sums the hashes of all values that are not zero: an expert-parallel rank has zeros in place of other ranks' experts.
+ * Only the first rank adds parameters that all ranks have. */
 uint64_t run_hash_adapters(struct run *r, const struct adapters *ad)
 {
     struct device *dev = &r->dev;
@@ -154,8 +155,8 @@ uint64_t run_hash_adapters(struct run *r, const struct adapters *ad)
     return hash;
 }
 
-/* The values of a reference's adapters; their hash becomes part of the model's fingerprint, so that a run continues
- * with the same reference alone. */
+/* Loads the values of a reference's adapters. Their hash becomes part of the model's fingerprint, so that a run can
+ * only continue with the same reference. */
 static int load_reference(struct run *r, struct err *err)
 {
     struct adapters *ad = &r->model.reference;
@@ -188,7 +189,7 @@ static void set_optimizer(struct optimizer *opt, const struct config *cfg)
     opt->clip_norm = cfg->optim.clip_norm;
 }
 
-/* The first values of a new run's adapters, where lora.init takes them from the weights. */
+/* Sets the first values of a new run's adapters if lora.init computes them from the weights. */
 static int init_adapters(struct run *r, struct err *err)
 {
     const struct weights_source from = {.arch = &r->arch, .st = &r->st};

@@ -1,4 +1,4 @@
-/* run_prompts.c - data sets of a run whose rows are prompts, those of online RL. */
+/* run_prompts.c - data sets whose rows are prompts, for online RL. */
 #include <string.h>
 
 #include "data/duplicates.h"

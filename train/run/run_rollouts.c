@@ -9,7 +9,7 @@
 #include "train/objective/policy.h"
 #include "train/run/run.h"
 
-/* objective.old = rows: every token with loss has a log-probability. */
+/* For objective.old = rows: checks that every token with loss has a log-probability. */
 static int check_old(const struct run *r, struct err *err)
 {
     for (int64_t i = 0; i < r->rollouts.n; i++) {
@@ -24,7 +24,7 @@ static int check_old(const struct run *r, struct err *err)
     return 0;
 }
 
-/* Rows of a micro-batch have all the sampler's experts, or none. */
+/* Checks `routing`: either all rows have the sampler's experts, or none has. *n: rows that have them. */
 static int check_routing(const struct run *r, int64_t *n, struct err *err)
 {
     int64_t without = -1;
@@ -60,7 +60,7 @@ int run_open_rollouts(struct run *r, struct err *err)
 {
     const struct config *c = r->cfg;
     struct eos_ids ends;
-    const bool trains = policy_is(c); /* else the rows are texts like others (config_without_teacher) */
+    const bool trains = policy_is(c); /* false: the rows are ordinary texts (config_without_teacher) */
     if (eos_ids_load(&ends, r->model_dir, err)) return -1;
     const struct rollout_options opt = {.vocab = r->arch.vocab,
                                         .seq_len = trains ? c->data.seq_len : INT64_MAX,

@@ -1,4 +1,4 @@
-/* run_tokenizer.c - tokenizer and chat template of a run, and what its rows are read with. */
+/* run_tokenizer.c - tokenizer and chat template of a run, and the options with which its rows are read. */
 #include "data/chat/chat_named.h"
 #include "data/eos_ids.h"
 #include "data/system_prompt.h"

@@ -95,7 +95,7 @@ static void put_pair(struct text_buf *out, const struct tokenizer *tok, int32_t 
     text_free(&bytes);
 }
 
-/* The arrays of a completion's logprobs while they are written. */
+/* The arrays in a completion's `logprobs`, while they are being written. */
 struct lists {
     struct text_buf tokens, logprobs, top, offsets;
     int64_t offset; /* bytes so far */
@@ -135,7 +135,7 @@ static void put_top(struct lists *l, const struct tokenizer *tok, const struct j
     text_put(&l->top, "}");
 }
 
-/* prompt: with echo, whose log-probabilities come first; NULL: none. */
+/* Writes the arrays. prompt: with echo, its log-probabilities come first; NULL: no echo. */
 static void put_lists(struct text_buf *out, const struct tokenizer *tok, const struct job_sample *s, int64_t first,
                       int64_t n_top, const struct prompt *prompt)
 {

@@ -278,7 +278,7 @@ static int read_bias(struct reading *r)
 
 /* ---- the prompt ---- */
 
-/* The keys that the template reads, as a row; reasoning_effort is a variable of templates. */
+/* Makes a row of the keys that the chat template reads; reasoning_effort is a variable of templates. */
 static int put_row(struct text_buf *row, struct json body, struct err *err)
 {
     static const char *const names[] = {"messages", "tools", "documents"};
@@ -406,7 +406,7 @@ static int read_model(struct reading *r)
     return 0;
 }
 
-/* After the prompts: without a limit an answer may fill the context. */
+/* Must be called after the prompts are read: without a limit an answer may fill the rest of the context. */
 static int read_max_tokens(struct reading *r)
 {
     static const char *const names[] = {"max_completion_tokens", "max_tokens"};

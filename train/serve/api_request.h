@@ -1,4 +1,4 @@
-/* api_request.h - the JSON of a request to /v1/chat/completions or /v1/completions as a job. */
+/* api_request.h - makes a job from the JSON of a request to /v1/chat/completions or /v1/completions. */
 #ifndef MT_SERVE_API_REQUEST_H
 #define MT_SERVE_API_REQUEST_H
 
@@ -31,7 +31,8 @@ struct api_context {
     uint64_t seed, n_request;    /* n_request: under the mutex of the jobs */
 };
 
-/* Fills job and form; -1: e is the error. Every key is used, cannot change the answer, or is refused by name. */
+/* Fills job and form; -1: e is the error. A key that could change the answer and is not supported is an error that
+ * names it. */
 int api_request_read(struct job *job, struct api_form *form, struct api_context *c, bool chat, const char *body,
                      int64_t size, struct api_error *e) MT_CHECK;
 void api_form_free(struct api_form *form);

@@ -15,8 +15,9 @@ enum {
 struct client {
     struct clients *of;
     int fd;
-    double since, late; /* ms: when the server began to wait for a request; its deadline, INFINITY: none */
-    bool reads, counts; /* a request is awaited; it is one of n_answered */
+    double since,
+        late; /* since: clock_ms at which the server began to wait for a request; late: the deadline, INFINITY: none */
+    bool reads, counts; /* reads: the server waits for a request; counts: this client is one of n_answered */
     bool ended;
     struct client *next, *before;
 };
@@ -31,7 +32,7 @@ struct clients {
     bool closing;
 };
 
-/* Shuts the socket down; the connection's thread, which waits for the socket, notices it. The mutex is locked. */
+/* Shuts the socket down, which ends the wait of the connection's thread for this socket. The mutex is locked. */
 static void end_connection(struct client *k)
 {
     static const char text[] = "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
@@ -42,7 +43,7 @@ static void end_connection(struct client *k)
     k->of->n--;
 }
 
-/* Ends connections while there are more than `most`, counting `more` new ones. The mutex is locked. */
+/* Ends connections until there are at most `most`, including `more` new ones. The mutex is locked. */
 static void make_room(struct clients *c, int64_t more)
 {
     const double now = clock_ms();

@@ -1,15 +1,14 @@
-/* clients.h - the connections of a server, and how long each may keep it waiting.
- *
- * A connection has a deadline while the server waits for its client: for a request, for a body, for the client to read.
- * A thread closes those that are late, whatever their clients send meanwhile. While there are more than `most`
- * connections, it closes the one that has been without a request longest. Any thread may call all functions. */
+/* clients.h - the connections of a server, and for how long each may keep the server waiting. * A connection has a
+ * deadline while the server waits for its client: for a request, for a body, or for the client to read. A thread closes
+ * connections after their deadline, even if the client is sending bytes. While there are more than `most` connections,
+ * the connection that has been without a request for longest is closed. Any thread may call all functions. */
 #ifndef MT_SERVE_CLIENTS_H
 #define MT_SERVE_CLIENTS_H
 
 #include "kernels/base.h"
 
 struct clients_options {
-    int64_t most;   /* connections; and requests that are answered at once */
+    int64_t most;   /* most connections, and most requests that are answered at once */
     double wait_ms; /* for a request, or for a client to read */
 };
 struct clients;
@@ -24,11 +23,11 @@ void clients_leave(struct client *k);
 
 /* Bytes of a body have arrived. */
 void client_sent(struct client *k, int64_t bytes);
-/* A request has arrived; no deadline while the server works. False: `most` other requests are being answered, so this
- * one gets an error. */
+/* Call it when a request has arrived; while the server works on it, the client has no deadline. False: `most` other
+ * requests are being answered, so this request must get an error. */
 bool client_begin(struct client *k);
-/* The server waits until the client has read `bytes` bytes; 0: it no longer waits. stream: the reply goes on and keeps
- * a sequence of the engine, so the client has a quarter of the time. */
+/* The server now waits until the client has read `bytes` bytes; 0: it no longer waits. stream: the reply is a stream
+ * and occupies a sequence of the engine, so the client has a quarter of the time. */
 void client_must_read(struct client *k, int64_t bytes, bool stream);
 void client_end(struct client *k); /* after a reply: another request may come */
 

@@ -1,7 +1,6 @@
-/* http.c - see http.h; by libmicrohttpd, loaded when a server opens: the program also runs where it is not installed.
- *
- * A thread per connection, so that a handler may wait. Limits of time are those of clients.c: those of libmicrohttpd
- * begin again with each byte. */
+/* http.c - see http.h. It uses libmicrohttpd, which is loaded when a server opens, so that the program also runs if the
+ * library is not installed. * Each connection has a thread, so that a handler may wait. clients.c limits the time of
+ * connections, because the timeouts of libmicrohttpd begin again with each byte. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include "train/serve/http.h"
 
@@ -22,9 +21,10 @@ enum {
     HEADER_BYTES = 1 << 16, /* of a request's line and headers */
     STACK_BYTES = 1 << 20,
     BLOCK_BYTES = 1 << 14, /* of a stream */
-    SEND_BYTES = 1 << 16,  /* of a reply that the system keeps while its client does not read */
+    SEND_BYTES = 1 << 16,  /* bytes of a reply that the system buffers while its client does not read */
     SPARE = 64,            /* connections beyond twice the limit */
-    DISCARD = 8            /* a body of up to so many times the limit is read, so that its client reads the error */
+    DISCARD =
+        8 /* a body that is too large is read up to this multiple of the limit, so that its client reads the error */
 };
 
 /* The functions in use; mhd.start_daemon is MHD_start_daemon. */

@@ -14,7 +14,8 @@ struct http_request {
     const char *body;                                 /* NUL-terminated */
     int64_t size;
     bool too_large; /* the body is over max_body and was not kept */
-    bool too_many;  /* max_connections others are being answered: answer what needs no work, else an error */
+    bool too_many;  /* max_connections other requests are being answered: answer only a request that needs no work,
+                       others get an error */
     const struct http_peer *peer;
 };
 
@@ -32,14 +33,15 @@ struct http_reply {
 struct http_options {
     const char *host;
     int64_t port;                      /* 0: any that is free */
-    int64_t max_body, max_connections; /* requests answered at once; as many more connections get an error */
+    int64_t max_body, max_connections; /* max_connections: requests that are answered at once; the same number of
+                                          further connections get an error */
     double wait_ms;                    /* for a request, or for a client to read; see clients.h */
     void (*handle)(void *user, const struct http_request *q, struct http_reply *r); /* in the connection's thread */
     void *user;
 };
 
 struct http;
-/* Takes the port, without answering yet, so that what is wrong is known before a model is loaded. *port: the number. */
+/* Opens the port but does not answer yet, so that errors are found before a model is loaded. *port: its number. */
 struct http *http_open(const struct http_options *opt, int64_t *port, struct err *err);
 int http_start(struct http *h, struct err *err) MT_CHECK;
 void http_close(struct http *h); /* waits for the replies that are being sent; NULL is fine */

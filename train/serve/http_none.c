@@ -1,4 +1,4 @@
-/* http_none.c - http.h in a build without libmicrohttpd's header. */
+/* http_none.c - the functions of http.h in a build without libmicrohttpd's header: they return an error. */
 #include <stdio.h>
 
 #include "train/serve/http.h"

@@ -182,7 +182,7 @@ static void on_token(void *user, const struct sample *s)
 
 static void on_done(void *user, const struct sample *s) { take(user, s, true); }
 
-/* ---- the engine's thread; the mutex is locked only where shared members change ---- */
+/* ---- the engine's thread; it locks the mutex only to change shared members ---- */
 
 static void fail(struct job *job, int status, const struct err *err)
 {
@@ -266,7 +266,7 @@ static void tell(const struct job *job)
                               : "");
 }
 
-/* Marks jobs that have ended, and frees those that their connections left. */
+/* Marks jobs that have ended, and frees jobs that their connections have left. */
 static void sweep(struct jobs *j)
 {
     struct job **at = &j->live;
@@ -294,7 +294,7 @@ static void sweep(struct jobs *j)
     }
 }
 
-/* Takes over new jobs; waits for one when there is nothing to do. False: the thread is to end. */
+/* Takes over new jobs; waits for a job if there is nothing to do. False: the thread must end. */
 static bool receive(struct jobs *j, int stop)
 {
     struct job **end = &j->live;
@@ -309,7 +309,7 @@ static bool receive(struct jobs *j, int stop)
     return more;
 }
 
-/* Cancels jobs that nobody waits for, that take too long, and with `stop` 2 all. */
+/* Cancels jobs that their connections have left or that take too long, and with stop = 2 all jobs. */
 static void check_limits(struct jobs *j, int stop)
 {
     for (struct job *job = j->live; job; job = job->next) {

@@ -1,9 +1,9 @@
 /* jobs.h - requests between the threads of connections and the thread of the engine.
  *
- * A connection's thread fills a job, hands it over with jobs_add, waits with job_wait and copies out what is new. At
- * the end it leaves the job with job_leave; an unfinished one is then cancelled. The engine's thread runs jobs_run. One
- * mutex guards the queue, the names of models and what the engine's thread writes into jobs. All else in a job belongs
- * to the connection's thread until jobs_add, and is only read after it. */
+ * A connection's thread fills a job, adds it to the queue with jobs_add, waits with job_wait and copies new results. At
+ * the end it leaves the job with job_leave, which cancels an unfinished job. The engine's thread runs jobs_run. One
+ * mutex guards the queue, the names of models and the members of jobs that the engine's thread writes. The other
+ * members of a job belong to the connection's thread until jobs_add; after that both threads only read them. */
 #ifndef MT_SERVE_JOBS_H
 #define MT_SERVE_JOBS_H
 
@@ -70,14 +70,15 @@ void jobs_unlock(struct jobs *j);
 struct job *job_new(void);
 /* Frees a job that was not handed over. */
 void job_free(struct job *job);
-/* 0, or the status of an error, after which the job is still the caller's: 429 the queue is full, 503 the server is
- * closing. */
+/* Returns 0, or the status of an error (429: the queue is full, 503: the server is closing); after an error the job
+ * still belongs to the caller. */
 int jobs_add(struct jobs *j, struct job *job, struct err *err) MT_CHECK;
-/* Waits, at most 250 ms, until the job's n_call is not `seen`. The mutex is locked by the caller, before and after. */
+/* Waits, at most 250 ms, until the job's n_call is not `seen`. The caller must hold the mutex, and holds it
+ * afterwards. */
 void job_wait(struct jobs *j, struct job *job, int64_t seen);
 void job_leave(struct jobs *j, struct job *job);
 
-/* Runs requests until *stop is 1 and none remains, or *stop is 2. */
+/* Runs jobs until *stop is 2, or *stop is 1 and no job is left. */
 void jobs_run(struct jobs *j, const atomic_int *stop);
 
 #endif

@@ -1,4 +1,4 @@
-/* page.h - the chat page, page.html, which CMake writes into a source. */
+/* page.h - the chat page: CMake turns page.html into this array. */
 #ifndef MT_SERVE_PAGE_H
 #define MT_SERVE_PAGE_H
 

@@ -46,8 +46,9 @@ static bool is_here(const struct routes *s, const char *host)
     return n == strlen(s->host) && !strncasecmp(host, s->host, n);
 }
 
-/* A web page elsewhere must not use a server that asks for no key: its requests have the page's origin, or after a
- * change of its name's address (DNS rebinding) its name as host. */
+/* Whether a web page of another host sent the request. Such pages must not use a server without a key. Their requests
+ * have the page's origin, or after DNS rebinding (the page's name now has this server's address) the page's name as
+ * host. */
 static bool from_elsewhere(const struct routes *s, const struct http_request *q)
 {
     const char *at = q->origin ? strstr(q->origin, "://") : NULL;
@@ -122,7 +123,7 @@ static void list_models(struct routes *s, const struct http_request *q, struct h
     reply_text(r, 200, &out);
 }
 
-/* Until the job is in `state`, or its client is gone. Returns the job's status, 0 without an error. */
+/* Waits until the job is in `state` or its client is gone. Returns the job's status; 0: no error. */
 static int wait_for(struct routes *s, struct job *job, enum job_state state, struct api_error *e)
 {
     struct jobs *jobs = s->api.jobs;

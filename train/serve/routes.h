@@ -1,4 +1,5 @@
-/* routes.h - which request goes where: the page, /v1/models, /v1/chat/completions, /v1/completions; who may ask. */
+/* routes.h - calls the handler of each path: the page, /v1/models, /v1/chat/completions, /v1/completions; checks the
+ * API key and the host. */
 #ifndef MT_SERVE_ROUTES_H
 #define MT_SERVE_ROUTES_H
 

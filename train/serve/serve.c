@@ -60,7 +60,8 @@ static int check_config(const struct config *c, struct err *err)
                         "quant.weights=none --set quant.activations=none, or serve an export with its own server");
 }
 
-/* Halves --sequences until there is room for their states and for one sequence as long as the context. */
+/* Halves --sequences until there is room for the states of all sequences and for one sequence as long as the
+ * context. */
 static int size_engine(struct serve *s, struct err *err)
 {
     struct run *r = &s->run;
@@ -93,7 +94,7 @@ static int open_model(struct serve *s, struct err *err)
     return (s->models.engine = s->engine = engine_open_planned(r, err)) ? 0 : -1;
 }
 
-/* The adapters that were named; those of a folder are loaded at their first request. */
+/* Loads the adapters that the command names; those of a folder are loaded at their first request. */
 static int load_named(struct serve *s, int64_t n, struct err *err)
 {
     for (int64_t i = 0; i < n && i < s->models.n_slot; i++) {

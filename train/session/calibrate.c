@@ -1,4 +1,4 @@
-/* calibrate.c - quant.activations: the largest magnitudes of the inputs. */
+/* calibrate.c - quant.activations: measures the largest magnitudes of the inputs of products. */
 #include "train/session/calibrate.h"
 
 #include "train/session/first_passes.h"

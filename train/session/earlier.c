@@ -1,4 +1,5 @@
-/* earlier.c - what an earlier run left in output.dir, or train.resume names, and how this run continues from it. */
+/* earlier.c - the earlier run in output.dir, or the checkpoint that train.resume names, and how this run continues from
+ * it. */
 #include "train/session/earlier.h"
 
 #include <math.h>
@@ -14,8 +15,9 @@
 
 /* ---- its outputs */
 
-/* Archives outputs of another run, so that they are not mixed with this run's: with train.resume = never, or that of a
- * checkpoint elsewhere, all; with auto those of a run that ended before its first checkpoint. */
+/* Moves outputs of another run to an archive, so that they are not mixed with this run's. With train.resume = never, or
+ * a checkpoint of another output.dir, these are all outputs; with auto the outputs of a run that ended before its first
+ * checkpoint. */
 static int keep_earlier_run(const struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -24,7 +26,7 @@ static int keep_earlier_run(const struct training *t, struct err *err)
     return archive_run(cfg->output.dir, err);
 }
 
-/* The next evaluation writes best/ whatever its loss. */
+/* Resets the best loss: the next evaluation writes best/ with any loss. */
 static void forget_best(struct train_state *s)
 {
     s->best_loss = s->best_tie = INFINITY;
@@ -32,8 +34,8 @@ static void forget_best(struct train_state *s)
     s->eval_step = s->eval_from = -1;
 }
 
-/* A run that continues from an earlier step moves a best/ of a later step to an archive. If train.resume names the
- * checkpoint, later checkpoints are moved too: a later start with auto would take them for the newest. */
+/* If the run continues from an earlier step, moves a best/ of a later step to an archive. If train.resume names the
+ * checkpoint, also moves later checkpoints: otherwise a later start with auto would continue from them. */
 static int leave_later(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -73,8 +75,8 @@ static bool at_the_end(const struct training *t)
            checkpoint_is_saved(t->from.path, t->run.cfg->output.dir);
 }
 
-/* A run without a step to make has the learning rate and steps of its checkpoint, whatever the command says: with them
- * it trained. */
+/* For a run that has no step to make: sets the learning rate and steps to those of its checkpoint, with which it
+ * trained. */
 static int take_settings(struct training *t, struct err *err)
 {
     if (t->run.cfg == &t->settings) return 0;
@@ -83,7 +85,7 @@ static int take_settings(struct training *t, struct err *err)
     return resume_take_settings(&t->from, &t->settings, err);
 }
 
-/* Sets t->complete when nothing is left to do; the files of the run then stay as they are. */
+/* Sets t->complete if nothing is left to do; then the files of the run are not changed. */
 static int check_complete(struct training *t, bool loaded, struct err *err)
 {
     uint64_t fingerprint;

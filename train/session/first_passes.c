@@ -7,7 +7,8 @@ static void run_pass(struct run *r, const struct batch *b, const struct model_pa
     model_end(&r->model);
 }
 
-/* Without tokens: other ranks of the group still have a micro-batch, whose rows may need this rank's experts. */
+/* A pass without tokens, because other ranks of the group still have a micro-batch, whose rows may need this rank's
+ * experts. */
 static void run_empty(struct run *r, const struct model_pass *pass)
 {
     int32_t zero[1] = {0};

@@ -1,14 +1,14 @@
-/* packing_check.c - compares the loss of packed documents with that of the same documents alone. */
+/* packing_check.c - compares the loss of packed documents with the loss of the same documents unpacked. */
 #include "train/session/packing_check.h"
 
 #include <math.h>
 
-/* Limits: tokens before the first document boundary, tokens in total, documents; micro-batches searched for a boundary;
- * those that are compared. */
+/* Limits. BEFORE: tokens before the first document boundary; TOKENS, DOCUMENTS: of a comparison; BATCHES: micro-batches
+ * that are searched for a boundary; COMPARED: micro-batches that are compared. */
 enum { BEFORE = 256, TOKENS = 768, DOCUMENTS = 3, BATCHES = 8, COMPARED = 3 };
 
-/* Adds the loss of n tokens of b from `from` on to the sums, except the first of a document. cu [n_seq+1] separates
- * the sequences for attention. */
+/* Adds the loss of n tokens of b from `from` on to the model's sums, without the first token of each document. cu
+ * [n_seq+1] separates the sequences for attention. */
 static void add_loss(struct run *r, const struct batch *b, int64_t from, int64_t n, const int32_t *cu, int64_t n_seq)
 {
     const struct model_pass pass = {.inputs = QAT_INPUTS_PLAIN}; /* an ulp would move a code */
@@ -34,7 +34,7 @@ static double mean_loss(struct run *r)
     return sum.nll / (double)MT_MAX(sum.n_label, 1);
 }
 
-/* Loss of tokens from .. from + n, packed: boundaries are those of b, as offsets from `from`. */
+/* The loss of the n tokens from `from` on, packed as in b. */
 static double packed_loss(struct run *r, const struct batch *b, int64_t from, int64_t n)
 {
     int32_t *cu = mem_array(b->n_seq + 2, sizeof(*cu));
@@ -72,9 +72,9 @@ void packing_check_measure(struct run *r, const struct batch *b, struct packing_
     out->packed = packed_loss(r, b, from, out->n_tok);
 }
 
-/* F32: only the order of sums may differ. BF16: a product of another size may use another kernel, which more often
- * changes the result of a near tie in the router; on an H100 both are equal bit by bit. With train.expert_dtype = fp8
- * an ulp of an activation can also change its code. */
+/* In f32 only the order of sums may differ. In bf16 a product of another size may use another kernel, and rounding may
+ * then change the router's choice between nearly equal logits; on an H100 both losses have the same bits. With
+ * train.expert_dtype = fp8 an ulp of an activation can also change its code. */
 int packing_check_judge(const struct run *r, const struct packing_check *p, struct err *err)
 {
     const bool fp8 = r->cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8;
@@ -88,8 +88,8 @@ int packing_check_judge(const struct run *r, const struct packing_check *p, stru
         (long long)p->n_seq, p->packed, p->alone);
 }
 
-/* Rounding can change the choice of the router where two experts are nearly equal, so a difference counts when the next
- * micro-batches have it too. All ranks run the same number of passes, because with expert parallelism a pass needs
+/* Rounding can change the router's choice between nearly equal logits, so a difference is an error only if the next
+ * micro-batches also have one. All ranks run the same number of passes, because with expert parallelism a pass needs
  * every rank. */
 int packing_check_run(struct run *r, struct loader_pos start, struct err *err)
 {

@@ -5,18 +5,19 @@
 #include "train/run/run.h"
 
 /* Takes a few hundred tokens of b around its first document boundary: up to three documents or parts of them. Runs one
- * forward pass on them packed, and one on each alone with positions from 0. Both losses are means over all tokens
- * except the first of each document. Fits the memory plan of r and changes nothing that training reads. */
+ * forward pass on these documents packed, and one on each document separately, with positions from 0. Both losses are
+ * means over all tokens except the first of each document. The passes fit the memory plan of r and change nothing that
+ * training reads. */
 struct packing_check {
     int64_t n_seq, n_tok; /* n_seq 1: b has no document boundary, and nothing was run */
     double packed, alone;
 };
 void packing_check_measure(struct run *r, const struct batch *b, struct packing_check *out);
-/* An error when the two losses differ by more than rounding explains. */
+/* Error: the two losses differ by more than rounding explains. */
 int packing_check_judge(const struct run *r, const struct packing_check *p, struct err *err) MT_CHECK;
-/* Measures and judges the first micro-batch from `start` on that has a document boundary, and prints a line. If its
- * losses differ, the next such micro-batches too: an error if three differ, a warning if fewer do. Does nothing if none
- * of the next few has a boundary. */
+/* Compares the losses for the first micro-batch from `start` on that has a document boundary, and prints a line. If
+ * they differ, compares up to two more such micro-batches: an error if all three differ, otherwise a warning. Does
+ * nothing if none of the next micro-batches has a boundary. */
 int packing_check_run(struct run *r, struct loader_pos start, struct err *err) MT_CHECK;
 
 #endif

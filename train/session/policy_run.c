@@ -1,11 +1,11 @@
-/* policy_run.c - see policy_run.h. The generation of a step follows from the position in the data: an epoch has each
- * generation n_iteration times, before the next generation (struct loader_options). */
+/* policy_run.c - see policy_run.h. The position in the data determines the generation of a step: in an epoch each
+ * generation occurs n_iteration times in a row (struct loader_options). */
 #include "train/session/policy_run.h"
 
 #include <math.h>
 
-/* The generation of the next step: rows first .. first + n - 1. step: number of the next step within it; 0: it begins
- * the generation. */
+/* The generation of the next step: rows first .. first + n - 1. step: the number of the next step within the
+ * generation; 0: the generation begins. */
 struct place {
     int64_t first, n, step;
 };
@@ -19,7 +19,7 @@ static struct place place_of(const struct training *t)
     return (struct place){.first = step / steps * n, .n = n, .step = step % steps};
 }
 
-/* The rows of the next step's generation, and their documents. */
+/* The rows that have the next step's generation; documents_of: their documents. */
 static const struct rollouts *rows_of(const struct training *t)
 {
     return config_is_online(t->run.cfg) ? &t->online.rows : &t->run.rollouts;
@@ -30,7 +30,7 @@ static const struct dataset *documents_of(const struct training *t)
     return config_is_online(t->run.cfg) ? &t->online.docs : &t->run.train;
 }
 
-/* Tokens of prompts, and of completions by the model, in all generations up to this one. */
+/* The number of tokens in all generations up to this one: prompts, and tokens of completions that the model wrote. */
 static double tokens_so_far(const struct training *t, const struct place *p)
 {
     const struct rollouts *r = rows_of(t);
@@ -71,7 +71,8 @@ int policy_run_open(struct training *t, struct err *err)
                    t->from.path);
 }
 
-/* objective.top_entropy_quantile and entropy_coef: from which entropy on tokens have loss, and their number. */
+/* For objective.top_entropy_quantile and entropy_coef: finds the least entropy with which a token has loss, and the
+ * share of these tokens. */
 static void find_entropy(struct training *t, const struct batch *b, const struct step_counts *counts)
 {
     const int64_t n = t->run.cfg->train.grad_accum;

@@ -1,5 +1,6 @@
-/* reference_cache.c - the log-probabilities of a reference, computed once. A step with them has the bytes of a step
- * with the reference's pass: they are computed by the code of that pass, in the micro-batches of the first epoch. */
+/* reference_cache.c - the log-probabilities of a reference, computed once. The code of the reference's pass computes
+ * them, in the micro-batches of the first epoch. So a step with the cache has the same bytes as a step with the
+ * reference's pass. */
 #include "train/session/reference_cache.h"
 
 #include <stdio.h>
@@ -57,7 +58,7 @@ static int write_file(const char *dir, const char *path, uint64_t key, const dou
     return file_make_dirs(dir, err) ? -1 : file_write_parts(path, parts, MT_LEN(parts), err);
 }
 
-/* The reference's pass of one micro-batch, into `out` by document. */
+/* Runs the reference's pass of one micro-batch; writes the log-probabilities to `out`, by document. */
 static void compute_batch(struct run *r, const struct batch *b, double *out)
 {
     const struct model_pass pass = {.objective = true};
@@ -70,7 +71,7 @@ static void compute_batch(struct run *r, const struct batch *b, double *out)
     mem_free(some);
 }
 
-/* The ranks divide the micro-batches of an epoch, and all get all numbers. */
+/* Computes all log-probabilities: the ranks divide the micro-batches of an epoch, and all ranks get all results. */
 static void compute(struct run *r, const struct dataset *ds, bool train, double *out)
 {
     const struct loader_options opt = run_loader_options(r->cfg, train);

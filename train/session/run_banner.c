@@ -1,5 +1,5 @@
-/* run_banner.c - what a run prints when its model is loaded: roofs of the device, model, adapters, quantisation,
- * memory, steps, and warnings about settings that do little or nothing. */
+/* run_banner.c - prints, when the model is loaded: roofs of the device, model, adapters, quantisation, memory, steps,
+ * and warnings about settings that have little or no effect. */
 #include "train/session/run_banner.h"
 
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "train/objective/run_objective.h"
 #include "train/report/profile.h"
 
-/* lora.alpha is a constant of the configuration: with another rank the scale changes unnoticed. */
+/* Warns of an unusual scale: a user who changes lora.r may forget that lora.alpha does not change with it. */
 static void warn_of_scale(const struct adapters *all)
 {
     const double usual[] = {1. / 4, 4};
@@ -38,7 +38,8 @@ static void warn_of_mixers(const struct run *r)
     if (lora_table_missed(&r->model.adapters, &r->arch, text, sizeof(text))) log_warn("lora.targets: %s", text);
 }
 
-/* Most parameters are experts': an objective whose loss begins at a fixed value then seems to learn nothing. */
+/* Warns if a preference objective adapts no routed expert. Most parameters are experts, so the loss may then stay at
+ * its first value. */
 static void warn_of_experts(const struct run *r)
 {
     if (run_objective(r->cfg)->format && !(lora_table_experts(&r->model.adapters, &r->arch) > 0))
@@ -47,7 +48,7 @@ static void warn_of_experts(const struct run *r)
             "the loss may stay where it begins");
 }
 
-/* Which matrices are quantised, and a warning when that changes nothing. */
+/* Prints which matrices are quantised, and warns if quantisation changes nothing. */
 static void print_quant(const struct run *r)
 {
     const struct config *cfg = r->cfg;

@@ -1,4 +1,4 @@
-/* saves.c - what a training run writes, and what it says about that. */
+/* saves.c - writes the files of a training run, and logs them. */
 #include "train/session/saves.h"
 
 #include <math.h>
@@ -16,7 +16,8 @@
 #include "train/state/best.h"
 #include "train/state/run_config.h"
 
-/* The end of metrics.jsonl at the checkpoint. An evaluation on other held-out data than this run's stays. */
+/* The place in metrics.jsonl at which the run continues. If the held-out data have changed, the checkpoint's evaluation
+ * stays in the file. */
 static struct metrics_end metrics_end_of(const struct training *t)
 {
     const struct train_state *found = &t->from.state, *now = &t->state;
@@ -51,8 +52,8 @@ static int open_metrics(struct training *t, struct err *err)
     return 0;
 }
 
-/* Where nothing is left to do the files are complete, unless a run to more steps was killed before its first
- * checkpoint.
+/* If nothing is left to do, the files are already complete, except after a run with more steps that was killed before
+ * its first checkpoint.
  */
 int saves_open(struct training *t, struct err *err)
 {
@@ -106,7 +107,7 @@ int saves_report(struct training *t, struct err *err)
     return rc;
 }
 
-/* The event `experts`: use of every expert since the last one, and norms of their adapters now. */
+/* Writes the event `experts`: rows of every expert since the last such event, and current norms of their adapters. */
 static void record_experts(struct training *t)
 {
     struct model *m = &t->run.model;
@@ -162,7 +163,8 @@ void saves_tell_interrupted(struct training *t, int signal)
         log_info("another rank was interrupted after step %lld: saving", step);
 }
 
-/* The same command, unless train.resume is never or a directory. */
+/* Prints how to continue: with the same command, and if train.resume is never or a directory, with train.resume =
+ * auto. */
 void saves_tell_continuation(const struct training *t)
 {
     if (!training_is_first(t)) return;

@@ -29,7 +29,7 @@ static void remove_unfinished(const struct training *t)
     for (int64_t i = 0; i < MT_LEN(names); i++) unlink(training_path(t, names[i]).s);
 }
 
-/* Rank 0 locks output.dir and cleans it up; then the others read it. */
+/* Rank 0 locks output.dir and cleans it up; the other ranks wait before they read it. */
 static int take_output(struct training *t, struct err *err)
 {
     static const char *const adapters[] = {"adapter", "best", BEST_NEW};
@@ -46,7 +46,8 @@ static int take_output(struct training *t, struct err *err)
     return 0;
 }
 
-/* A failed start deletes an output.dir that it created. In an existing one, the token cache is kept for the next start.
+/* After a failed start: deletes an output.dir that this start created. In an existing output.dir the token cache stays
+ * for the next start.
  */
 static void undo_output(struct training *t)
 {
@@ -75,14 +76,14 @@ static int open_data(struct training *t, struct err *err)
 
 static void close_data(struct training *t) { online_close(&t->online); }
 
-/* Hash of the held-out rows, of the number of micro-batches and of eval.best, which best_loss belongs to. */
+/* Hash of the held-out rows, eval.max_batches and eval.best: a best_loss is valid only for the same hash. */
 static uint64_t eval_hash(const struct training *t)
 {
     const uint64_t hash = rng_u64(t->run.eval.hash, (uint64_t)t->run.cfg->eval.max_batches);
     return t->run.cfg->eval.best == CFG_BEST_LOSS ? hash : rng_u64(hash, (uint64_t)t->run.cfg->eval.best);
 }
 
-/* Checks settings that count steps against the steps of the run, which are known only now with train.epochs. */
+/* Checks settings that count steps. With train.epochs the number of steps is known only here. */
 static int check_steps(const struct config *cfg, int64_t total, struct err *err)
 {
     if (config_quantises(cfg) && cfg->quant.start >= total)
@@ -94,7 +95,8 @@ static int check_steps(const struct config *cfg, int64_t total, struct err *err)
     return 0;
 }
 
-/* Before the model is loaded: sets the schedule and a new state, and checks that the checkpoint fits this run. */
+/* Called before the model is loaded: sets the schedule and a new state, and checks that the checkpoint fits this
+ * run. */
 static int open_schedule(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -207,8 +209,8 @@ static void close_loader(struct training *t)
     if (t->loader) loader_close(t->loader);
 }
 
-/* A stage that finds the run complete ends the opening. Where a stage fails, it and those before it are undone and
- * closed, the last first; a part that was not opened is closed too. */
+/* A stage that finds the run complete ends the opening. If a stage fails, this stage and those before it are undone and
+ * closed, the last first. So each close must accept a part that was not opened. */
 static const struct stage {
     int (*open)(struct training *, struct err *);
     void (*undo)(struct training *), (*close)(struct training *);

@@ -4,7 +4,7 @@
 
 #include "train/session/training.h"
 
-/* Opens all that a run needs, and sets t->complete when it has no step to make. After an error nothing is open, and
+/* Opens all that a run needs. Sets t->complete if the run has no step to make. After an error nothing is open, and
  * output.dir is deleted if this call created it. hook may be NULL. */
 int session_open(struct training *t, const struct config *cfg, struct comm *all, const struct training_hook *hook,
                  struct err *err) MT_CHECK;

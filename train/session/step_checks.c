@@ -1,12 +1,12 @@
-/* step_checks.c - what a run says about its steps. Before the first update neither the learning rate nor the run is the
- * cause of a loss that is not finite. */
+/* step_checks.c - warnings and errors about steps. Before the first update the learning rate cannot be the cause of a
+ * loss that is not finite; the messages differ. */
 #include "train/session/step_checks.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* The first non-finite tensor in the order of the micro-batches, on all ranks. */
+/* Sets bad on all ranks to the first non-finite tensor, in the order of the micro-batches. */
 static void agree_on_bad(struct comm *ranks, int64_t at, char bad[64])
 {
     struct {
@@ -44,7 +44,8 @@ void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, 
     agree_on_bad(ranks, at, bad);
 }
 
-/* Warns when memory exceeds a hard limit. Not in host memory, whose figure includes the mapped checkpoint. */
+/* Warns when device memory exceeds train.memory_gb. A device in host memory is not checked, because its use includes
+ * the mapped checkpoint. */
 static void warn_of_memory(struct training *t, int64_t used)
 {
     const struct plan *p = &t->run.plan;
@@ -75,7 +76,7 @@ void step_checks_device(struct training *t, int64_t used_bytes)
 
 static bool is_untrained(const struct train_state *s) { return s->n_nonfinite == s->step; }
 
-/* What decides a loss before the first update, besides the data. */
+/* What a loss before the first update depends on, in addition to the data; for messages. */
 static const char *start_text(const struct config *cfg)
 {
     return cfg->lora.init_from[0] ? "the base model's weights, lora.init_from" : "the base model's weights";
@@ -96,8 +97,8 @@ static void warn_of_skipped(const struct config *cfg, const struct train_state *
                  step, most);
 }
 
-/* Warns of divergence: from the 10th step with a finite loss on, a smoothed loss above 1.5 times the loss before the
- * first update, plus 0.5; once per start. */
+/* Warns of divergence, once per start of the program: from the 10th step with a finite loss on, when the smoothed loss
+ * is above 1.5 * first_loss + 0.5. first_loss: the loss before the first update. */
 static void warn_of_divergence(struct training *t)
 {
     const struct train_state *s = &t->state;

@@ -1,4 +1,4 @@
-/* training.h - the state of a training run, and what follows from it. */
+/* training.h - the state of a training run, and decisions by it. */
 #ifndef MT_TRAINING_H
 #define MT_TRAINING_H
 
@@ -13,7 +13,8 @@
 #include "train/state/lock.h"
 #include "train/state/resume.h"
 
-/* Rank 0 calls it before the weights are loaded. st: the model's tensors. complete: nothing is left to train. */
+/* opened: called by rank 0 before the weights are loaded. st: the model's tensors. complete: nothing is left to
+ * train. */
 struct training_hook {
     void (*opened)(void *user, const struct arch *a, const struct safetensors *st, bool complete);
     void *user;
@@ -48,11 +49,12 @@ struct training {
 
 /* The rank that prints and writes. */
 bool training_is_first(const struct training *t);
-/* The pass of micro-batch i of the next step, whose counts are n. */
+/* The options of the pass over micro-batch i of the next step. n: the counts of this step. */
 struct model_pass training_pass(const struct training *t, int64_t i, const struct step_counts *n);
 /* Whether a run in this state evaluates before its next step. */
 bool training_evaluation_due(const struct training *t, const struct train_state *state);
-/* Stopped by eval.patience? The count is in the checkpoint: such a run ends again at once when restarted. */
+/* Whether eval.patience ends the run. The checkpoint has the count, so such a run ends again at once when it is
+ * restarted. */
 bool training_out_of_patience(const struct training *t, const struct train_state *state);
 
 /* The path of a file in output.dir. */

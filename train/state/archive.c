@@ -1,10 +1,9 @@
 /* archive.c - keeps the outputs of an earlier run when a new run starts in the same output.dir, and its later
- * checkpoints when a run goes on from an earlier one.
- *
- * One rename cannot move several names. The outputs are moved one by one to a hidden directory, which is then renamed
- * to archive-N. After a kill before this rename, the next start moves the contents back. When output.dir has a newer
- * entry of the same name (an export that ran in between, or the directory of the other checkpoints), both are kept: the
- * older one goes to an archive. The caller holds the lock of output.dir. */
+ * checkpoints when a run continues from an earlier checkpoint. * One rename cannot move several names. The outputs are
+ * moved one by one to a hidden directory, which is then renamed to archive-N. After a kill before this rename, the next
+ * start moves the contents back. If output.dir now has a newer entry of the same name (an export that ran in between,
+ * or the directory of the other checkpoints), the newer entry stays and the older one goes to an archive. The caller
+ * holds the lock of output.dir. */
 #include "train/state/archive.h"
 
 #include <errno.h>
@@ -47,8 +46,8 @@ static int move(const char *from_dir, const char *to_dir, const char *name, stru
     return rename(from, to) ? err_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno)) : 0;
 }
 
-/* Moves all entries of `from`, or only the outputs, to `to`; counts them in *moved. Entries whose name exists in `to`
- * stay; counted in *kept. */
+/* Moves all entries of `from`, or only the outputs, to `to`. *moved: their number. Entries whose name exists in `to`
+ * stay; *kept: their number. */
 static int move_all(const char *from, const char *to, bool only_outputs, int64_t *moved, int64_t *kept, struct err *err)
 {
     char **names;
@@ -104,7 +103,7 @@ int archive_recover(const char *dir, struct err *err)
     return 0;
 }
 
-/* Moves the entries back whose names are free in dir, and returns rc: 0, or -1 for the error in err. */
+/* Moves back the entries whose names are free in dir. Returns rc, which is 0, or -1 with the error in err. */
 static int undo(const char *dir, int rc, struct err *err)
 {
     struct err back = {.msg = ""};

@@ -7,14 +7,14 @@
 /* Moves all outputs of a run (adapters, checkpoints, metrics, report, configuration, profile, exports) from dir to
  * dir/archive-N and logs it. Other files stay. After an error all files are back in dir. */
 int archive_run(const char *dir, struct err *err) MT_CHECK;
-/* With `checkpoints` moves those of steps after `step` from dir/checkpoints to dir/archive-N/checkpoints, with `best`
- * dir/best to dir/archive-N, and logs it. After an error those that were moved before it are in dir/archive-N, and a
- * warning names it. */
+/* checkpoints: moves the checkpoints of steps after `step` from dir/checkpoints to dir/archive-N/checkpoints. best:
+ * moves dir/best to dir/archive-N. Logs the move. After an error the entries that were already moved are in
+ * dir/archive-N, and a warning names it. */
 int archive_later(const char *dir, int64_t step, bool checkpoints, bool best, struct err *err) MT_CHECK;
-/* Undoes archive_run or archive_later of a killed process. When dir has a newer output of the same name, the newer one
- * stays, the older one goes to archive-N, and a warning names it. */
+/* Undoes archive_run or archive_later of a killed process. If dir has a newer output of the same name, the newer one
+ * stays, the older one goes to archive-N, and a warning names archive-N. */
 int archive_recover(const char *dir, struct err *err) MT_CHECK;
-/* Logs which of a run's directories in dir are symbolic links: their files are elsewhere. */
+/* Logs which of a run's directories in dir are symbolic links, because their files are in another place. */
 void archive_links(const char *dir);
 
 #endif

@@ -1,8 +1,8 @@
-/* best.c - best/ and the checkpoints: a run that continues from a checkpoint has the best/ of that checkpoint.
- *
- * best/ changes at evaluations, checkpoints are written at other steps. Before a new best/ replaces the one that the
- * newest checkpoint names, the checkpoint gets hard links to its files. A run that continues from there moves them
- * back, and the best/ of later steps to an archive. The steps of the adapters (moetrain_step) tell them apart. */
+/* best.c - keeps best/ and the checkpoints consistent: a run that continues from a checkpoint must have the best/ of
+ * that checkpoint. * best/ changes at evaluations, and checkpoints are written at other steps. Before a new best/
+ * replaces the one that the newest checkpoint names, the checkpoint gets hard links to its files. A run that continues
+ * from there moves these files back, and the best/ of a later step to an archive. The step in the adapter
+ * (moetrain_step) shows which best/ it is. */
 #include "train/state/best.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ static int move(const char *from, const char *to, struct err *err)
     return rename(from, to) ? err_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno)) : 0;
 }
 
-/* Hard links in the directory `to`, new or not at all, to the files of `from`. */
+/* Makes the directory `to` with hard links to the files of `from`; after an error `to` does not exist. */
 static int link_files(const char *from, const char *to, struct err *err)
 {
     char tmp[MT_PATH], a[MT_PATH], b[MT_PATH], **names;
@@ -41,8 +41,9 @@ static int link_files(const char *from, const char *to, struct err *err)
     return rc;
 }
 
-/* Into the checkpoint of saved_step. A file system without hard links, another one, or a protected checkpoint is only
- * a warning: the run that continues from there searches for its best adapter again. */
+/* Links the old best/ into the checkpoint of saved_step. It only warns if that fails (a file system without hard links,
+ * two file systems, a protected checkpoint): a run that continues from there then searches for its best adapter
+ * again. */
 static void keep(const char *best, const char *dir, int64_t saved_step)
 {
     char checkpoint[MT_PATH], kept[MT_PATH];
@@ -63,14 +64,15 @@ int best_replace(const char *dir, int64_t saved_step, int64_t saved_best, struct
     return atomic_dir_commit(new, best, err);
 }
 
-/* best/ of the checkpoint's own step is later too when the checkpoint was written before that evaluation ended. Without
- * a loss to compare with (other held-out data since then) it stays until the next evaluation. */
+/* Whether best/ is later than the checkpoint. A best/ of the checkpoint's own step is later if the checkpoint was
+ * written before that evaluation ended. If the checkpoint has no loss for comparison (the held-out data have changed),
+ * best/ stays until the next evaluation. */
 static bool is_later(int64_t step, const struct train_state *s)
 {
     return step > s->step || (step == s->step && s->best_step != step && isfinite(s->best_loss));
 }
 
-/* The one that was kept is in the newest checkpoint that named it. */
+/* Finds the best/ that was kept: it is in the newest checkpoint that names it. */
 static void find_kept(char kept[MT_PATH], const char *dir, const struct train_state *s)
 {
     char folder[MT_PATH], **names;

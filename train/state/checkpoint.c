@@ -1,6 +1,6 @@
 /* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
  *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for other programs; not read back
- *     best/   the run's best/ at this step, where a later one replaced it (train/state/best.c); not in the manifest
+ *     best/ the run's best/ at this step, if a later one has replaced it (train/state/best.c); not in the manifest
  *     adapter/quant_amax.safetensors   with quant.amax = static or quant.activations (train/adapter/amax_file.h)
  *     optimizer.safetensors   "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
  *                             (model/lora.h), without padding, in the precision of training
@@ -8,8 +8,8 @@
  *     state.json      counters, position, hashes, and the settings that a continued run must match
  *     manifest.json   size and CRC-32 of the files above without best/, one per line; written last
  *
- * A directory named step-NNNNNN is complete: it was written under a hidden name, every file synced, then renamed
- * (data/file/atomic_dir.h). The manifest detects later damage by a disk or a copy. */
+ * A directory named step-NNNNNN is complete: it is written under a hidden name, every file is synced, and then it is
+ * renamed (data/file/atomic_dir.h). The manifest shows later damage by a disk or a copy. */
 #include "train/state/checkpoint.h"
 
 #include <inttypes.h>
@@ -46,7 +46,7 @@ enum { ALWAYS = 4 };
 
 /* ---- manifest.json ---- */
 
-/* The names of a checkpoint's files: of the directory, or of the text of its manifest. */
+/* The names of a checkpoint's files, from the directory, or if manifest is not NULL from this text. */
 static int64_t list_files(const char *names[], const char *dir, const char *manifest)
 {
     int64_t n = 0;
@@ -59,7 +59,7 @@ static int64_t list_files(const char *names[], const char *dir, const char *mani
     return n;
 }
 
-/* The manifest of n files on disk, a line per file; mem_free the text. NULL: a file cannot be read. */
+/* Makes the manifest of n files on disk, a line per file; mem_free the text. NULL: a file cannot be read. */
 static char *manifest_text(const char *dir, const char *const *names, int64_t n, struct err *err)
 {
     int64_t size = 256 * (n + 2), len = 0;
@@ -191,7 +191,8 @@ static void settings_write(struct json_out *o, const struct config *cfg)
     json_out_close(o, '}');
 }
 
-/* Doubles are strings of 17 digits, which read back exactly and can be infinite; hashes are hexadecimal strings. */
+/* Doubles are written as strings of 17 digits, which read back exactly and can be infinite; hashes as hexadecimal
+ * strings. */
 static int state_write(const char *dir, const struct train_state *state, int64_t n_update, const struct config *cfg,
                        const struct arch *arch, struct err *err)
 {
@@ -287,8 +288,8 @@ static void entry_name(char name[NAME_SIZE], const struct flat *flat, const stru
     snprintf(name, NAME_SIZE, "%s.%s", flat->name, param);
 }
 
-/* Whether the host can read a flat array where it is: on a CPU, with no part at other ranks and no other order in
- * files. */
+/* Whether the host can read a flat array without a copy: it is on a CPU, complete on this rank, and in the order of the
+ * file. */
 static bool readable(const struct adapters *ad, const struct device *dev, struct tensor flat)
 {
     return !dev->ops->own_memory && !ad->logical && flat.shape[0] == ad->n_flat && flat.dtype == ad->opt.param.dtype;
@@ -328,7 +329,8 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
     return rc;
 }
 
-/* Earlier versions wrote padded ranks: q, k and v with the largest r of the three, on a GPU a multiple of 8. */
+/* Whether the file's lora rank r fits p. Earlier versions wrote padded ranks: q, k and v with the largest r of the
+ * three, on a GPU rounded up to a multiple of 8. */
 static bool rank_fits(const struct adapters *whole, const struct lora_param *p, int64_t r)
 {
     if (p->is_m) return r == 1;
@@ -360,7 +362,7 @@ static double value_of(const void *data, enum dtype dtype)
     return wide;
 }
 
-/* Refuses values of a forged or wrong state: not finite, or below zero where that cannot be. */
+/* Refuses impossible values of a state: not finite, or negative where they cannot be. */
 static int check_values(const struct st_tensor *t, const char *path, bool positive, struct err *err)
 {
     const int64_t width = dtype_size(t->dtype);
@@ -493,7 +495,7 @@ static int newest_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* All names in the directory: checkpoints by descending step, then other names with step -1. */
+/* Lists all names in the directory: checkpoints by descending step, then other names with step -1. */
 static int list_folder(const char *folder, char ***names, int64_t *n, struct err *err)
 {
     if (file_list(folder, names, n, err)) return -1;
@@ -501,8 +503,9 @@ static int list_folder(const char *folder, char ***names, int64_t *n, struct err
     return 0;
 }
 
-/* Deletes hidden names, which killed saves left, and all but the newest `keep` checkpoints up to `step`, the one just
- * written. Later checkpoints, left when a run continued from an earlier step, are kept and not counted. */
+/* Deletes hidden directories of killed saves. Of the checkpoints up to `step`, which was just written, deletes all but
+ * the newest `keep`. Later checkpoints remain from a run that continued from an earlier step; they stay and do not
+ * count. */
 static int prune(const char *folder, int64_t step, int64_t keep, struct err *err)
 {
     char **names, path[MT_PATH];
@@ -532,7 +535,7 @@ int checkpoint_sweep(const char *out_dir, struct err *err)
     return file_in(folder, out_dir, FOLDER, err) || atomic_dir_sweep(folder, NULL, 0, true, err) ? -1 : 0;
 }
 
-/* What ranks other than 0 do in a save: they send their parts. */
+/* The part of ranks other than 0 in a save: they send their parameters. */
 static int send_parts(const struct adapters *ad, struct device *dev, struct err *err)
 {
     struct flat flat[MAX_FLAT];

@@ -1,8 +1,8 @@
 /* resume.c - compares the run of a checkpoint, option by option, with the run that continues it.
  *
- * A column of the table in config.c has the effect of each option on a checkpoint. Data and model are compared by a
- * hash of what was read: their paths, and the options that convert rows to tokens, may change while the hash is the
- * same. An option that the checkpoint lacks had its default. */
+ * A column of the table in config.c has the effect of each option on a checkpoint. Data and model are compared by
+ * hashes of their contents. Their paths, and the options that convert rows to tokens, may change if the hash stays the
+ * same. An option that the checkpoint lacks counts as its default. */
 #include "train/state/resume.h"
 
 #include <inttypes.h>
@@ -61,8 +61,8 @@ static bool find_teacher(struct stat *dir, const char *path)
     return adapter_dir_inside(found, path) && !stat(found, dir);
 }
 
-/* Whether two texts name one directory, such as RUN and RUN/adapter. Where the old one is gone it may have been moved:
- * the hash of its values, in the model's fingerprint, decides. */
+/* Whether two texts may name one directory, such as RUN and RUN/adapter. If the old directory is gone, it may have been
+ * moved, so the result is true: the hash of its values is in the model's fingerprint, which is compared later. */
 static bool same_teacher(const char *old, const char *new)
 {
     const char *before = distill_adapter(old), *now = distill_adapter(new);
@@ -71,7 +71,7 @@ static bool same_teacher(const char *old, const char *new)
     return !find_teacher(&a, before) || (a.st_dev == b.st_dev && a.st_ino == b.st_ino);
 }
 
-/* The learning rate of `text`, which may be auto, in a run with the other settings of cfg. */
+/* The learning rate if optim.lr is `text`, which may be auto, and other settings are those of cfg. */
 static double rate_of(const struct config *cfg, const char *text)
 {
     struct config *c = mem_alloc(sizeof(*c));
@@ -82,8 +82,8 @@ static double rate_of(const struct config *cfg, const char *text)
     return rate;
 }
 
-/* Whether two texts of an option mean the same. Earlier versions wrote the default of objective.beta as 0, and that of
- * optim.lr as the number. */
+/* Whether two texts of an option mean the same value. Earlier versions wrote the default of objective.beta as 0, and
+ * the default of optim.lr as a number. */
 static bool same_value(const struct config *cfg, const char *name, const char *old, const char *new)
 {
     if (!strcmp(name, "objective.beta")) return !strcmp(old, "0") && !strcmp(new, "auto");
@@ -91,7 +91,7 @@ static bool same_value(const struct config *cfg, const char *name, const char *o
     return !strcmp(name, "distill.teacher") && same_teacher(old, new);
 }
 
-/* Option i of the checkpoint's settings; the default if they lack it. */
+/* The value of option i in the checkpoint's settings; the default if they lack it. */
 static const char *saved_text(struct json settings, const struct config *defaults, int64_t i, struct config_value *v)
 {
     const char *text;
@@ -209,8 +209,8 @@ static int saved_schedule(const struct resume *r, struct schedule *out, struct e
     return rc;
 }
 
-/* The values of config.json that the run reads from its model, against those of the checkpoint, which a checkpoint of
- * an older build does not have. */
+/* Compares the values of config.json that the run reads with those in the checkpoint. A checkpoint of an older build
+ * has none. */
 static int check_arch(const struct resume *r, const struct config *cfg, const struct arch *a, struct err *err)
 {
     const struct json saved = json_find(json_root(r->doc), "model");
@@ -311,8 +311,8 @@ static int check_losses(const struct resume *r, struct err *err)
     return 0;
 }
 
-/* In the first epoch the step determines the position; later epochs differ in length, so only bounds are known. Of
- * online RL the position counts prompts, of which a step may sample more. */
+/* Checks the position in the data. In the first epoch the step determines it. Later epochs differ in length, so only
+ * bounds are known. In online RL the position counts prompts, and a step may use more prompts than it has groups. */
 static int check_place(const struct resume *r, const struct resume_run *run, int64_t n_batch, struct err *err)
 {
     const struct loader_pos *pos = &r->state.pos;
@@ -372,7 +372,7 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
     return check_state(r, run, err) || saved_schedule(r, &unused, err) ? -1 : 0;
 }
 
-/* The base model that the checkpoint's adapter records, as far as it does. */
+/* Compares the base model with the record in the checkpoint's adapter, if the adapter has one. */
 static int check_base(const struct resume *r, const struct config *cfg, const struct base_model *now,
                       const struct arch *a, struct err *err)
 {

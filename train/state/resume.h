@@ -15,7 +15,7 @@ struct resume_run {
 /* The checkpoint that a run continues. Zeroed: none. */
 struct resume {
     bool found;
-    bool elsewhere; /* path is not in output.dir/checkpoints: output.dir has no run, or another one */
+    bool elsewhere; /* path is not in output.dir/checkpoints: output.dir has no run, or another run */
     char path[MT_PATH];
     struct train_state state;
     int64_t n_update;
@@ -24,17 +24,17 @@ struct resume {
 
 /* Finds the checkpoint of train.resume, if there is one, and reads its settings. Errors: the checkpoint, or every
  * checkpoint, is damaged; a CONFIG_MATH option or a value of `a` differs (the error names each, with both values).
- * lora.targets, the patterns and lora.layers may be written in another way that adapts the same matrices of `a`. */
+ * lora.targets, the patterns and lora.layers may have other texts if they adapt the same matrices of `a`. */
 int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err) MT_CHECK;
-/* Call after the data are read. Errors: other data than the checkpoint's; a field of the state has a value that this
- * run cannot reach. */
+/* Call it after the data are read. Errors: the data are not those of the checkpoint; a member of the state has a value
+ * that this run cannot reach. */
 int resume_check(const struct resume *r, const struct resume_run *run, struct err *err) MT_CHECK;
-/* Call after the model is read, or run_fingerprint: an error when its weights are not the checkpoint's, as far as both
- * hashes are known. A warning when an older version wrote the checkpoint, whose hash is not comparable. */
+/* Call it after the model is read, or after run_fingerprint. Error: hashes of the weights that both have differ. Warns
+ * if an older version wrote the checkpoint, so that its hash cannot be compared. */
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
                        const struct base_model *base, const struct arch *a, struct err *err) MT_CHECK;
-/* CONFIG_NEXT options may change when a run continues. has: whether cfg has the checkpoint's values; take: sets cfg to
- * these values. */
+/* For CONFIG_NEXT options, which may change when a run continues. resume_has_settings: whether cfg has the checkpoint's
+ * values. resume_take_settings: sets cfg to these values. */
 bool resume_has_settings(const struct resume *r, const struct config *cfg);
 int resume_take_settings(const struct resume *r, struct config *cfg, struct err *err) MT_CHECK;
 /* Logs the step that the run continues from and the changed settings. */

@@ -290,7 +290,7 @@ static const struct preset_family nemotron_super = {NEMOTRON, .nemotron = &super
 static const struct preset_family nemotron_super_tiny = {NEMOTRON, .nemotron = &super_tiny};
 static const struct preset_family nemotron_tiny = {NEMOTRON, .nemotron = &nano_tiny};
 
-/* Attention in every fourth layer from the third on, and in the 22nd. */
+/* LFM2 has attention in layer 3 and every fourth layer after it, and in layer 22 (counted from 1). */
 static void put_lfm2(struct json_out *o, const struct preset *p, int64_t n_layer)
 {
     json_out_i64(o, "intermediate_size", p->family->d_dense);
@@ -524,8 +524,8 @@ static void put_delta(struct json_out *o, const struct preset *p)
     json_out_i64(o, "linear_conv_kernel_dim", 4);
 }
 
-/* The keys of the published file. transformers knows no other ratios in compress_ratios than 4 and 128: for others it
- * has names. */
+/* Writes the keys of the published file. In compress_ratios transformers accepts only the ratios 4 and 128; other
+ * ratios need named layer types. */
 static void put_compressed_attention(struct json_out *o, const struct preset *p, int64_t n_layer)
 {
     const struct preset_compress *c = p->family->compress;
@@ -597,7 +597,8 @@ static void put_qwen3_next(struct json_out *o, const struct preset *p)
 
 static void put_qwen3_5(struct json_out *o, const struct preset *p, int64_t n_layer)
 {
-    const int64_t n_pair = p->head_dim / 8; /* a quarter of a head is rotated; the sections are those of images */
+    const int64_t n_pair =
+        p->head_dim / 8; /* a quarter of a head is rotated; the sections are for positions in images */
     put_delta(o, p);
     json_out_bool(o, "attn_output_gate", true);
     json_out_str(o, "mamba_ssm_dtype", "float32");
@@ -693,7 +694,7 @@ static void put_compressed(struct json_out *o)
     json_out_close(o, '}');
 }
 
-/* FP8 of DeepSeek-V4: powers of two as scales of 128 x 128 blocks. */
+/* Writes the FP8 format of DeepSeek-V4: blocks of 128 x 128 whose scales are powers of two. */
 static void put_blocks(struct json_out *o)
 {
     json_out_open(o, "quantization_config", '{');

@@ -10,13 +10,14 @@ struct special_token {
     int64_t id;
 };
 
-/* Sizes of DeepSeek-V4. Its layers are: two with a window alone, then in turn with sparse and with heavy entries. */
+/* Sizes of DeepSeek-V4. Its first two layers have only a window; then layers with sparse and with heavy entries
+ * alternate. */
 struct preset_compress {
     int64_t q_lora, n_group, o_lora, rope, window, heavy; /* heavy: tokens per entry; sparse entries have 4 */
     int64_t n_index, index_dim, index_top;
 };
 
-/* Sizes of Nemotron-H beside those of a row. */
+/* Sizes of Nemotron-H that a row does not have. */
 struct preset_nemotron {
     const char *pattern;                      /* a letter per layer: M, E, * or - */
     int64_t n_head, head_dim, n_group, state; /* of Mamba-2 */
@@ -27,14 +28,14 @@ struct preset_nemotron {
 
 struct preset;
 
-/* Sizes of Gemma-4 beside those of a row, which are of layers with a window. Every period-th layer and the last have
- * full attention, whose values are keys. */
+/* Further sizes of Gemma-4; the row has those of layers with a window. Every period-th layer and the last one have full
+ * attention, in which the keys are also the values. */
 struct preset_gemma {
     int64_t global_head_dim, global_n_kv, period, window, d_dense;
     double cap; /* of logits */
 };
 
-/* Values that all checkpoints of a family share; preset_config has the rest of config.json. */
+/* Values that all checkpoints of a family share; preset_config writes the rest of config.json. */
 struct preset_family {
     const char *model_type, *class_name;
     const char *experts_key, *width_key; /* keys of config.json for the number of experts and their width */
@@ -46,7 +47,7 @@ struct preset_family {
     struct special_token tokens[12]; /* up to text NULL */
     bool head_dim_named;             /* config.json has the key head_dim */
     enum weight_format experts;      /* as published */
-    int64_t d_dense, n_dense;        /* width and number of the dense layers, which are the first; 0: none */
+    int64_t d_dense, n_dense;        /* width and number of the dense layers, which are the first layers; 0: none */
     double routed_scale;             /* routed_scaling_factor of a sigmoid router; 0: another router */
     int64_t n_shared;                /* shared experts of such a router; 0: one */
     int64_t n_group, topk_group;     /* groups of such a router; 0: one */
@@ -56,10 +57,10 @@ struct preset_family {
     double query_beta;               /* llama_4_scaling_beta; 0: none */
     bool attn_bias, qk_norm;         /* attention_bias; use_qk_norm where config.json has the key */
     bool stacked;                    /* in bf16 all experts of a layer are one tensor [E, out, in] */
-    const char *text_type;           /* model_type of the text part: its settings are in text_config, its tensors below
-                                        model.language_model; NULL: the whole model is text */
-    const struct delta_shape *delta; /* gated DeltaNet in three of four layers, a shared expert as wide as the routed
-                                        ones; NULL: another family */
+    const char *text_type; /* model_type of the text part, whose settings are in text_config and whose tensors are below
+                              model.language_model; NULL: the model has no other part */
+    const struct delta_shape *delta; /* gated DeltaNet in three of four layers, and a shared expert as wide as the
+                                        routed experts; NULL: another family */
     void (*put)(struct json_out *o, const struct preset *p, int64_t n_layer); /* keys of the family alone; or NULL */
     const struct preset_nemotron *nemotron; /* Mamba-2 and one branch per layer; NULL: another family */
     const struct preset_compress *compress; /* compressed attention and hyper-connections; NULL: another family */
@@ -73,10 +74,11 @@ struct preset {
     int64_t n_exp, top_k, d_ff, vocab, max_len, theta;
 };
 
-/* The row of a name. Unknown: NULL, and the error suggests the nearest name. */
+/* Finds the row of a name. NULL: the name is unknown; the error suggests the nearest name. */
 const struct preset *preset_find(const char *name, struct err *err);
 const struct preset *preset_row(int64_t i); /* NULL: i is past the end */
-/* Id of a special token in this row's vocabulary. Ids near 0 are as published; others keep their distance from the end.
+/* The id of a special token in this row's vocabulary. Ids near 0 are the published ones; others have the published
+ * distance from the end of the vocabulary.
  */
 int64_t preset_token(const struct preset *p, const char *text);
 

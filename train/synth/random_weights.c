@@ -1,4 +1,4 @@
-/* random_weights.c - random weights: eight bytes from one number of the counter-based generator. */
+/* random_weights.c - random weights. One number of the counter-based generator gives eight bytes. */
 #include "train/synth/random_weights.h"
 
 #include <math.h>
@@ -8,13 +8,15 @@
 #include "kernels/format/minifloat.h"
 #include "kernels/format/quant.h"
 
-#define FP8_STD    104   /* of RANDOM_FP8: the largest of 65536 quantiles, 4.3, becomes 448 */
+#define FP8_STD    104   /* for RANDOM_FP8: with this std the largest of 65536 quantiles, 4.3, becomes 448 */
 #define N_QUANTILE 65536 /* a normal value takes 16 random bits */
 
-static float quantile[N_QUANTILE];    /* of the standard normal distribution, in the middle of each of the intervals */
+static float quantile[N_QUANTILE];    /* quantiles of the standard normal distribution, one in the middle of each of
+                                         N_QUANTILE intervals */
 static uint8_t fp8_codes[N_QUANTILE]; /* of the quantiles times FP8_STD */
 
-/* Newton's method on the upper tail, starting at the previous root, so that it converges from below. */
+/* Computes the quantiles by Newton's method on the upper tail. It starts at the previous root, so that it converges
+ * from below. */
 static void fill_quantiles(void)
 {
     const double half_root = 0.70710678118654752440, density = 0.39894228040143267794; /* 1/sqrt(2), 1/sqrt(2 pi) */
@@ -41,7 +43,7 @@ static float normal(const struct random_weights *d, uint64_t bits)
     return (float)(d->mean + d->std * (double)quantile[bits & (N_QUANTILE - 1)]);
 }
 
-/* Copies `size` bytes, or those that are left at the end. A size that the compiler knows is not a call. */
+/* Copies `size` bytes, or n_left if that is less. If the compiler knows the size, memcpy is inlined. */
 static inline void put(uint8_t *dst, const void *bytes, int64_t size, int64_t n_left)
 {
     if (n_left >= size)
@@ -50,7 +52,7 @@ static inline void put(uint8_t *dst, const void *bytes, int64_t size, int64_t n_
         memcpy(dst, bytes, (size_t)n_left);
 }
 
-/* A table of all possible values, each rounded once, where a part has more values. */
+/* If a part has many values, makes a table of all possible values first, so that each is rounded only once. */
 static void draw_normal(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     const bool many = n / 2 > N_QUANTILE;
@@ -103,9 +105,9 @@ static double mean_square(const float code[16])
     return sum / 16;
 }
 
-/* Half of the blocks have exponent e, a share a has e - 1 and a share c has e + 1. a and c give the mean square std^2:
- * with q = std^2 / (mean square of the codes * 4^e), a / 4 + 1 / 2 + 4 c = q and a + c = 1 / 2. e is chosen so that q
- * is in [0.625, 2.5); then c is in [0, 1 / 2). */
+/* Half of the blocks have the exponent e, a share a of them e - 1, and a share c e + 1. a and c are chosen for the mean
+ * square std^2: with q = std^2 / (mean square of the codes * 4^e), a / 4 + 1 / 2 + 4 c = q and a + c = 1 / 2. e is
+ * chosen so that q is in [0.625, 2.5); then c is in [0, 1 / 2). */
 static void draw_e8m0(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     double q = d->std * d->std / mean_square(quant_e2m1_code);

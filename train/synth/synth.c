@@ -1,4 +1,4 @@
-/* synth.c - a checkpoint of random weights: what to write, the directory, written by all cores; or in memory. */
+/* synth.c - makes a checkpoint of random weights: in a directory, written by all cores, or in memory. */
 #include "train/synth/synth.h"
 
 #include <pthread.h>
@@ -55,7 +55,7 @@ static void synth_close(struct synth *s)
     *s = (struct synth){0};
 }
 
-/* The fewest first layers, at least 2, that have every kind of layer of the model. */
+/* The smallest number of first layers, but at least 2, that include every kind of layer of the model. */
 static int64_t layers_of_each_kind(const struct arch *a)
 {
     int64_t n = MT_MIN(a->n_layer, 2);
@@ -83,7 +83,7 @@ static int synth_open(struct synth *s, const struct synth_options *opt, bool siz
     return 0;
 }
 
-/* ---- writing: threads take the next part, generate and write it */
+/* ---- writing: each thread takes the next part, generates it and writes it */
 
 struct writer {
     struct synth *s;
@@ -182,7 +182,7 @@ static int write_config(const struct synth *s, const char *dir, struct err *err)
     return rc;
 }
 
-/* Writes to a hidden directory beside dir, which is renamed to dir at the end; config.json is written last. */
+/* Writes to a hidden directory next to dir, and renames it to dir at the end. config.json is written last. */
 static int write_all(struct synth *s, const struct synth_options *opt, struct err *err)
 {
     char tmp[MT_PATH];
@@ -233,7 +233,7 @@ static bool same_content(const struct st_entry *a, const struct st_entry *b)
            safetensors_entry_bytes(a) == safetensors_entry_bytes(b);
 }
 
-/* The bytes of entry i: shared with an earlier equal entry, or drawn now; a large tensor repeats its first part. */
+/* The bytes of entry i: those of an earlier equal entry, or drawn now. A large tensor repeats its first part. */
 static const uint8_t *memory_bytes(struct synth_memory *m, const struct synth *s, int64_t i, int64_t *n_drawn)
 {
     const struct st_entry *e = &s->entries[i];

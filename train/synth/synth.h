@@ -11,17 +11,18 @@
 /* Zeroed is valid, except arch and dir. */
 struct synth_options {
     const char *arch, *dir; /* dir: new, or an empty directory */
-    const char *quant;      /* of the experts: "mxfp4", "nf4", "bf16", "nvfp4", "fp8"; NULL: as published */
+    const char *quant;      /* format of the experts: "mxfp4", "nf4", "bf16", "nvfp4", "fp8"; NULL: the published one */
     uint64_t seed;
-    int64_t n_layer;     /* only the first n_layer layers; 0: all */
-    bool each_kind;      /* with n_layer 0: the fewest first layers, at least 2, that have every kind of layer */
-    int n_threads;       /* 0: all cores; does not change the bytes */
-    bool no_bytes;       /* synth_memory_open: the tensors have no data; for plans */
+    int64_t n_layer; /* only the first n_layer layers; 0: all */
+    bool each_kind;  /* with n_layer 0: the smallest number of first layers, but at least 2, that include every kind of
+                        layer */
+    int n_threads;   /* 0: all cores; does not change the bytes */
+    bool no_bytes;   /* synth_memory_open: the tensors have no data; for plans */
     int64_t shard_bytes; /* most bytes of a file, unless one tensor has more; 0: 4.5e9 */
 };
 
-/* Writes safetensors, config.json and a byte-level tokenizer; dir appears when all is written. Errors: arch or quant is
- * unknown or not supported by the family, dir is not empty, too little disk space, a failed write. */
+/* Writes safetensors, config.json and a byte-level tokenizer; dir appears when all files are written. Errors: arch or
+ * quant is unknown or not supported by the family, dir is not empty, too little disk space, a failed write. */
 int synth_run(const struct synth_options *opt, struct err *err) MT_CHECK;
 /* Parameters and bytes of the tensors that synth_run would write. */
 int synth_size(const struct synth_options *opt, int64_t *n_params, int64_t *bytes, struct err *err) MT_CHECK;

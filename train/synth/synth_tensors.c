@@ -2,9 +2,8 @@
  *
  * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores, router logits
  * and the head's logits are neither flat nor saturated. Matrices that write to the residual stream are also scaled by
- * GAIN / sqrt(2 L), so the stream about doubles over all layers. The rows of the router have unequal norms, so experts
- * get unequal loads.
- * Measured: tests/train/test_synth.c. */
+ * GAIN / sqrt(2 L), so the norm of the stream about doubles over all layers. The rows of the router have unequal norms,
+ * so experts get unequal loads. Measured: tests/train/test_synth.c. */
 #include "train/synth/synth_tensors.h"
 
 #include <math.h>
@@ -45,7 +44,7 @@ static void add(struct synth *s, const char *name, enum dtype dtype, int ndim, c
     add_as(s, name, e, draw);
 }
 
-/* bf16 values, n_out of them, or [n_out, n_in] unless n_in is 0. */
+/* Adds a bf16 tensor [n_out, n_in], or [n_out] if n_in is 0. */
 static void add_values(struct synth *s, const char *name, int64_t n_out, int64_t n_in, struct random_weights draw)
 {
     add(s, name, DT_BF16, n_in ? 2 : 1, (int64_t[]){n_out, n_in}, draw);
@@ -82,7 +81,8 @@ static struct name with(struct name n, const char *suffix)
 }
 
 static double spread(int64_t n_in) { return 1 / sqrt((double)n_in); }
-/* The factor of the outputs of networks: smaller with squared ReLUs, which are larger than gated activations. */
+/* The factor of the outputs of networks. It is smaller with squared ReLUs, whose values are larger than those of gated
+ * activations. */
 static double network_gain(const struct arch *a)
 {
     return (glu_gated(&a->glu) ? 1 : 0.5) * GAIN / sqrt(2 * (double)a->n_layer);
@@ -95,7 +95,7 @@ static void add_linear(struct synth *s, struct name name, int64_t n_out, int64_t
     if (bias) add_values(s, with(name, ".bias").s, n_out, 0, normal(0, 0.1));
 }
 
-/* The norm of queries; its weight is the scale of the softmax where attention has none. */
+/* Adds the norm of queries. If attention has no scale, the weight of this norm is the scale of the softmax. */
 static void add_query_norm(struct synth *s, struct name name, int64_t n, const struct attn_arch *h)
 {
     const double mean = s->a.norm_plus_one ? 0 : h->scale == 1.0f ? spread(h->head_dim) : 1;
@@ -116,8 +116,8 @@ static void add_f32(struct synth *s, const char *name, int64_t n_out, int64_t n_
     s->n_params += n_out * MT_MAX(n_in, 1);
 }
 
-/* The tensors of a matrix [out, in], or of a stack, in a layout; kind: the random values of each tensor, in this order;
- * draw: their other parameters. A stack has one scale where a matrix has one. */
+/* Adds the tensors of a matrix [out, in], or of a stack, in a layout. kind: the kind of random values of each tensor of
+ * the layout; draw: their other parameters. If a matrix has one scale, a stack also has only one. */
 static void add_layout(struct synth *s, struct name name, const struct stored_layout *l, int ndim, const int64_t *shape,
                        const enum random_kind *kind, struct random_weights draw)
 {
@@ -132,7 +132,8 @@ static void add_layout(struct synth *s, struct name name, const struct stored_la
     }
 }
 
-/* FP8 with an exponent per block of 128 x 128, as DeepSeek-V4 is published; else bf16. */
+/* Adds a matrix in the published format of DeepSeek-V4, FP8 with an exponent per block of 128 x 128; for other formats
+ * of the experts in bf16. */
 static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std)
 {
     if (!as_published(s)) {
@@ -144,7 +145,8 @@ static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t
                (struct random_weights){.byte = random_weights_exponent(std)});
 }
 
-/* Gates, pooled values and the bias of each token in an entry; width: of an entry, twice with overlap. */
+/* Adds the matrices that compress tokens to entries: pooled values, their gates, and a bias for each token's place in
+ * an entry. width: of an entry; twice that if entries overlap. */
 static void add_compressor(struct synth *s, int64_t layer, const char *module, int64_t ratio, int64_t dim,
                            int64_t width)
 {
@@ -183,8 +185,8 @@ static void add_compressed(struct synth *s, int64_t layer)
     add_linear(s, with(layer_name(s, layer, indexer), ".scorer.weights_proj"), c->n_index, d, spread(d), false);
 }
 
-/* The tensors of one mix of the streams: before a mixer, before a network, or in the head. Random bases give the
- * streams different weights. */
+/* Adds the tensors that mix the residual streams once: before a mixer, before a network, or in the head. Random bases
+ * give the streams different weights. */
 static void add_hyper(struct synth *s, struct name name, const char *part, int64_t n_value, int64_t n_scale)
 {
     const int64_t cols = s->a.hyper.n_stream * s->a.d_model;
@@ -216,7 +218,7 @@ static void add_latent(struct synth *s, int64_t layer)
     add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(a), a->out_bias);
 }
 
-/* Gated DeltaNet. A_log around -3: a state keeps about 0.95 of itself per token. */
+/* Adds gated DeltaNet. With A_log around -3 a state decays by a factor of about 0.95 per token. */
 static void add_delta(struct synth *s, int64_t layer)
 {
     const struct delta_shape *h = &s->a.delta.shape;
@@ -248,7 +250,7 @@ static struct name linear_name(const struct synth *s, int64_t layer, enum lora_t
     return layer_name(s, layer, module);
 }
 
-/* Mamba-2. A_log and dt_bias as transformers draws them: decays from 1 to N, steps from 0.001 to 0.1. */
+/* Adds Mamba-2. A_log and dt_bias are drawn as in transformers: decays from 1 to N, steps from 0.001 to 0.1. */
 static void add_mamba(struct synth *s, int64_t layer)
 {
     const struct mamba_arch *m = &s->a.mamba;
@@ -294,7 +296,8 @@ static void add_attention(struct synth *s, int64_t layer)
     add_norm(s, layer_name(s, layer, own[1] ? own[1] : "self_attn.k_norm"), whole ? kv : h->head_dim);
 }
 
-/* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and not counted as parameters. */
+/* Adds one expert's matrix as bitsandbytes stores a Linear. absmax and quant_map are f32 and do not count as
+ * parameters. */
 static void add_nf4(struct synth *s, struct name name, const struct matrix *p)
 {
     const struct name weight = with(name, ".weight");
@@ -333,7 +336,7 @@ static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *
     }
 }
 
-/* gpt-oss: one tensor of all experts, [E, in, out] but for MXFP4, and their biases. */
+/* For gpt-oss: adds one tensor of all experts, [E, in, out] (with MXFP4 [E, out, in]), and their biases. */
 static void add_stack(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const int64_t e = s->a.n_exp;
@@ -373,7 +376,7 @@ static const struct form forms[] = {{.name = "mxfp4",
 
 const struct form *synth_tensors_form(int64_t i) { return i < MT_LEN(forms) ? &forms[i] : NULL; }
 
-/* The layout of struct preset_family.stacked, which has gate and up in one tensor. */
+/* Whether experts have the layout of preset_family.stacked, which has gate and up in one tensor. */
 static bool is_stacked(const struct synth *s) { return s->p->family->stacked && weight_is_dense(s->form->format); }
 
 static void add_rows(struct synth *s, int64_t layer, const struct matrix *p)

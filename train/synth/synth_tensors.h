@@ -1,4 +1,4 @@
-/* synth_tensors.h - the tensors of a checkpoint of random weights, with the distribution of each. */
+/* synth_tensors.h - lists the tensors of a checkpoint of random weights, with the distribution of each. */
 #ifndef MT_SYNTH_TENSORS_H
 #define MT_SYNTH_TENSORS_H
 
@@ -7,7 +7,7 @@
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
 
-/* A matrix that every expert has: its names in the checkpoint and its shape. */
+/* A matrix of each expert: its names in the checkpoint and its shape. */
 struct matrix {
     const char *pattern; /* struct tensor_names */
     const char *stack;   /* all experts in one tensor */
@@ -28,8 +28,8 @@ struct form {
     const struct stored_layout *stack;  /* of all experts of gpt-oss; NULL: it has a tensor per expert */
     enum random_kind kind[3];           /* of the tensors, in either layout */
     bool published;                     /* only families that are published in it have such a layout */
-    /* DeepSeek-V4: with the names of its publisher, the only ones that transformers reads; and with its FP8 beside the
-     * experts. */
+    /* DeepSeek-V4. names: tensors have the publisher's names, the only ones that transformers reads. blocks: other
+     * matrices have the published FP8. */
     bool names, blocks;
 };
 
@@ -44,7 +44,7 @@ struct synth {
     int n_products;
     struct st_entry *entries; /* data: a struct random_weights */
     int64_t n, cap, n_params, bytes;
-    bool sizes; /* counts n_params and bytes alone */
+    bool sizes; /* only counts n_params and bytes */
 };
 
 /* By place: NULL: there is none. */

@@ -1,4 +1,5 @@
-/* synth_tokenizer.c - a byte-level tokenizer.json without merges, split as o200k splits, and a chat template. */
+/* synth_tokenizer.c - a byte-level tokenizer.json without merges, with the pre-tokenizer of o200k, and a chat
+ * template. */
 #include "train/synth/synth_tokenizer.h"
 
 #include <string.h>
@@ -6,15 +7,16 @@
 #include "data/chat/chat_template.h"
 #include "data/file/file.h"
 
-/* o200k's pre-tokenizer. Without merges it does not affect the ids, but a larger vocabulary could replace this one. */
+/* o200k's pre-tokenizer. Without merges it does not affect the ids. It is there so that a larger vocabulary could
+ * replace this one. */
 static const char o200k[] = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
                             "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
                             "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
                             "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
                             "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-/* The 256 characters of the byte-level alphabet in the order of their code points, which is the order of the ids that
- * o200k gives them: printable Latin-1 first, then U+0100 ... for the 68 others. */
+/* The 256 characters of the byte-level alphabet in the order of their code points, in which o200k numbers them:
+ * printable Latin-1 first, then U+0100 ... for the 68 other bytes. */
 static int64_t alphabet(int i)
 {
     return i < 94 ? 0x21 + i : i < 106 ? 0xa1 + i - 94 : i < 188 ? 0xae + i - 106 : 0x100 + i - 188;
@@ -23,7 +25,7 @@ static int64_t alphabet(int i)
 static void put_vocab(struct json_out *o, const struct preset *p)
 {
     const struct special_token *t = p->family->tokens;
-    int64_t first = 0; /* first id of the bytes: after the special tokens with small ids */
+    int64_t first = 0; /* first id of the bytes, after the special tokens with small ids */
     for (int64_t i = 0; t[i].text; i++)
         if (t[i].id < 256) first = MT_MAX(first, t[i].id + 1);
     json_out_open(o, "vocab", '{');
@@ -37,7 +39,8 @@ static void put_vocab(struct json_out *o, const struct preset *p)
     json_out_close(o, '}');
 }
 
-/* Also in the vocabulary, because Hugging Face's library numbers added tokens consecutively after model.vocab. */
+/* Special tokens are also in the vocabulary, because Hugging Face's library numbers added tokens consecutively after
+ * model.vocab. */
 static void put_added(struct json_out *o, const struct preset *p)
 {
     static const char *const off[] = {"single_word", "lstrip", "rstrip", "normalized"};
@@ -118,7 +121,7 @@ static void put_config(struct json_out *o, const struct preset *p)
     json_out_close(o, '}');
 }
 
-/* Not the family's chat template, but one that renders messages for any family. */
+/* A chat template for any family, not the family's own. */
 static int write_template(const char *dir, struct err *err)
 {
     static const char text[] = "{%- for m in messages -%}{{ m.role }}: {{ m.content }}{{ eos_token }}{%- endfor -%}"

@@ -8,7 +8,8 @@
 #include "data/source/row_source.h"
 #include "data/source/source_list.h"
 
-/* A key of answers that a verifier compares; NULL: the row has none, or a completion to train on. */
+/* The row's key with an answer that a verifier can compare; NULL: the row has no such key, or it has a completion to
+ * train on. */
 static const char *reference_key(struct json row)
 {
     static const char *const keys[] = {"answer", "solution", "reference", "ground_truth", "reward_model"};

@@ -1,12 +1,13 @@
-/* first_row.h - the objective that a data set is for, by the keys of its first row. */
+/* first_row.h - finds the objective of a data set by the keys of its first row. */
 #ifndef MT_FIRST_ROW_H
 #define MT_FIRST_ROW_H
 
 #include "train/config/config.h"
 
-/* objective.kind of rows in `files`, a list as data.train: dpo of pairs of answers, kto of answers with labels, else
- * sft. Error: prompts with an answer to verify, and recorded rollouts, which need settings that the data do not tell. A
- * row that cannot be read is sft: the reader of the data says what is wrong. */
+/* Sets *kind to the objective.kind for `files`, a list as data.train: dpo for pairs of answers, kto for answers with
+ * labels, otherwise sft. Error: the rows are prompts with an answer to verify, or recorded rollouts; these need
+ * settings that cannot be found from the data. If the row cannot be read, the kind is sft, and the reader of the data
+ * reports the error later. */
 int first_row_objective(int *kind, const char *files, struct err *err) MT_CHECK;
 
 #endif

@@ -10,7 +10,7 @@
 #include "train/objective/preference_keys.h"
 #include "train/tools/suit.h"
 
-/* The last name of the model, for files: gpt-oss-20b of hub:openai/gpt-oss-20b@main. */
+/* The last part of the model's name, for names of files: gpt-oss-20b for hub:openai/gpt-oss-20b@main. */
 static int find_name(char name[MT_PATH], const char *model, struct err *err)
 {
     char whole[MT_PATH];
@@ -21,7 +21,7 @@ static int find_name(char name[MT_PATH], const char *model, struct err *err)
     return name[0] ? 0 : err_set(err, "%s has no name for the file: give one with -o", model);
 }
 
-/* A value of an INI file is one line without blanks around it, and does not begin as a comment. */
+/* Checks a value for the INI file: it must be one line, not empty, and without blanks around it. */
 static int check_value(const char *key, const char *value, struct err *err)
 {
     const size_t n = strlen(value);

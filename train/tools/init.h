@@ -9,7 +9,8 @@ struct init_args {
     const char *gpu;
     double host_gb;
 };
-/* Writes the file, whose path is `path` then; never over one that exists. Prints what suit_print prints. */
+/* Writes the file and sets `path` to its path. It is an error if the file exists. Also prints the text of
+ * suit_print. */
 int init_write(const struct init_args *args, char path[MT_PATH], struct err *err) MT_CHECK;
 
 #endif

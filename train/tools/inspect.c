@@ -1,7 +1,7 @@
 /* inspect.c - prints a summary of the tensors of a checkpoint or adapter.
  *
- * A packed weight is several tensors in the file, as model/stored/stored.h has them. inspect prints one row per
- * weight with its logical shape; bytes of the helper tensors count as bytes of their weight. */
+ * In a file a packed weight is several tensors (model/stored/stored.h). inspect prints one row per weight with its
+ * logical shape; the bytes of scales and other helper tensors count as bytes of their weight. */
 #include "train/tools/inspect.h"
 
 #include <ctype.h>
@@ -26,22 +26,22 @@
 struct row {
     char *name; /* layer and expert numbers replaced by {n}, {e} */
     char shape[192], format[24];
-    int64_t count; /* weights in this row; 0: a helper tensor, counted with its weight */
+    int64_t count; /* number of weights in this row; 0: a helper tensor, which is counted with its weight */
     int64_t params, bytes;
 };
 
 /* ---- from tensors to rows ---- */
 
-/* DeepSeek-V4's name for the scales of X.weight, which its readers know by another. */
+/* The suffix of scales in DeepSeek-V4's published files; the loader uses another one. */
 #define PUBLISHED_SCALE ".scale"
 
-/* The length of t's name before `suffix`; 0: it does not end so, or is no longer. */
+/* The length of t's name before `suffix`; 0: the name does not end with the suffix, or has nothing before it. */
 static size_t before(const struct st_tensor *t, const char *suffix)
 {
     return str_ends(t->name, suffix) ? strlen(t->name) - strlen(suffix) : 0;
 }
 
-/* The scales of a weight whose name without the suffix of its layout is name[0..n); NULL: it has none. */
+/* The scales of a weight. n: length of t's name without the suffix of its layout. NULL: the weight has none. */
 static const struct st_tensor *scale_of(const struct safetensors *st, const struct st_tensor *t, size_t n,
                                         const struct stored_layout *l)
 {
@@ -50,7 +50,7 @@ static const struct st_tensor *scale_of(const struct safetensors *st, const stru
     return s || !module ? s : safetensors_beside(st, t->name, module, PUBLISHED_SCALE);
 }
 
-/* The weight that t helps to decode, with its layout, or NULL when t is a weight itself. */
+/* The weight that t helps to decode, with its layout *l; NULL: t is a weight itself. */
 static const struct st_tensor *owner(const struct safetensors *st, const struct st_tensor *t,
                                      const struct stored_layout **l)
 {
@@ -105,8 +105,8 @@ static void set_format(struct row *r, enum weight_format f, const char *more)
     for (char *c = r->format; *c && *c != ' '; c++) *c = (char)toupper((unsigned char)*c);
 }
 
-/* Fills in the format of a weight in layout l and, where bytes hold several values, its name and its logical shape: an
- * axis on which these lie has fewer scales than bytes. False: t is no such weight. */
+/* Sets the format of a weight in layout l. If a byte has several values, also sets its name and its logical shape: the
+ * axis along which the values are packed has fewer scales than bytes. False: t is not a weight in this layout. */
 static bool describe_as(struct row *r, const struct safetensors *st, const struct st_tensor *t,
                         const struct stored_layout *l)
 {
@@ -146,13 +146,14 @@ static void describe(struct row *r, const struct safetensors *st, const struct s
         if (describe_as(r, st, t, l)) return;
 }
 
-/* Reads the bitsandbytes weight of r: the tensor `state` is JSON with its logical shape. */
+/* Describes a bitsandbytes weight in r: the tensor `state` is JSON with its logical shape. */
 static int describe_bnb(struct row *r, const struct safetensors *st, const struct st_tensor *weight,
                         const struct st_tensor *state, const struct stored_layout *l, struct err *err)
 {
     const bool nested = safetensors_beside(st, weight->name, strlen(weight->name), l->nested_absmax.suffix) != NULL;
     set_format(r, l->format, nested ? " nested" : "");
-    if (st->headers) { /* headers only, so the state cannot be read: only the number of elements is known */
+    if (st->headers) { /* there are only headers, so the state cannot be read and only the number of elements is known
+                        */
         r->params = 2 * weight->bytes;
         set_shape(r, &r->params, 1);
         return 0;
@@ -192,7 +193,7 @@ static void free_rows(struct row *rows, int64_t n)
     mem_free(rows);
 }
 
-/* One row for each kind of weight, sorted by name: *rows [*n], for free_rows, also after an error. */
+/* Makes one row for each kind of weight, sorted by name. *rows [*n]: free them with free_rows, also after an error. */
 static int make_rows(const struct safetensors *st, struct row **rows, int64_t *n, struct err *err)
 {
     int rc = 0;
@@ -290,7 +291,8 @@ static void print_text(const char *s, FILE *out)
     }
 }
 
-/* "q_proj, k_proj" of an array of strings, the text of a string (a regular expression), "none" of null. */
+/* Writes a JSON value as text: an array of strings as "q_proj, k_proj", a string (a regular expression) as it is, null
+ * as "none". */
 static void print_names(const char *label, struct json names, FILE *out)
 {
     const char *s;
@@ -337,8 +339,8 @@ static int print_adapter(struct json config, FILE *out, struct err *err)
     return 0;
 }
 
-/* Prints the bytes of the weights with one model.quantize, from a dry run of the loader. 1: all experts are packed
- * in 4 bits already.
+/* Prints the bytes of the weights with one value of model.quantize, from a dry run of the loader. True: all experts are
+ * already packed in 4 bits.
  */
 static bool print_held(const struct arch *a, const struct safetensors *st, const struct quantize *q, FILE *out)
 {
@@ -360,7 +362,7 @@ static bool print_held(const struct arch *a, const struct safetensors *st, const
     return !q->format && format_row(f, false)->bits == 4;
 }
 
-/* Prints nothing for a directory without a model. The tensors get the names that the loader asks for. */
+/* Prints nothing for a directory without a model. Renames the tensors to the names that the loader uses. */
 static void print_all_held(const char *path, struct safetensors *st, FILE *out)
 {
     struct arch a;
@@ -382,8 +384,8 @@ static void print_all_held(const char *path, struct safetensors *st, FILE *out)
         }
 }
 
-/* Prints the tables of the tensors at `tensors`. config: of an adapter, or NULL. headers: the files have only headers,
- * from the hub. */
+/* Prints the tables of the tensors in the file or directory `tensors`. config: adapter_config.json of an adapter, or
+ * NULL. headers: only the headers of the files were downloaded. */
 static int inspect_tensors(const char *path, const char *tensors, const struct json *config, bool headers, FILE *out,
                            struct err *err)
 {

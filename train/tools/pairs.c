@@ -1,4 +1,5 @@
-/* pairs.c - judged answers as rows of preferences. Both files are in the order of the rows, so one pass reads them. */
+/* pairs.c - makes rows of preferences from judged answers. Both input files have the same order of rows, so one pass
+ * reads them. */
 #include "train/tools/pairs.h"
 
 #include <math.h>
@@ -50,7 +51,7 @@ static void close_lines(struct lines *l)
     text_free(&l->id);
 }
 
-/* The best and the worst answer of one row, and how they are judged. */
+/* The best and the worst answer of one row, and their scores. */
 struct judged {
     char *best, *worst;
     double high, low;
@@ -79,8 +80,8 @@ static int score_of(struct json answer, double *score, struct err *err)
     return 0;
 }
 
-/* An answer that the limit of tokens cut is never the better one. Of conversations the content is taken, where it is
- * apart from the reasoning. */
+/* Compares an answer with the best and the worst. An answer that the token limit truncated cannot be the best. For
+ * conversations it takes `content`, the answer without reasoning, if the answer has it. */
 static int take(struct judged *j, struct json answer, bool messages, struct err *err)
 {
     const char *key = messages && json_has(answer, "content") ? "content" : "text";
@@ -117,7 +118,7 @@ static struct json messages_of(struct json row)
     return json_type(prompt) == JSON_ARRAY ? prompt : json_find(row, "messages");
 }
 
-/* The prompt of a row: its text, or its messages without an answer at the end. */
+/* Writes the prompt of a row: its text, or its messages without an answer at the end. */
 static int put_prompt(struct text_buf *out, struct json row, bool *messages, struct err *err)
 {
     const struct json list = messages_of(row), prompt = json_find(row, "prompt");
@@ -158,7 +159,7 @@ static int put_pair(struct text_buf *out, struct json row, const struct judged *
     return 0;
 }
 
-/* Moves `rows` to the row with the id of the next answer, and takes all answers with it. */
+/* Moves `rows` to the row with the id of the next answer, and takes all answers with this id. */
 static int next_row(struct lines *rows, struct lines *answers, struct judged *j, struct err *err)
 {
     free_judged(j);

@@ -1,4 +1,4 @@
-/* pairs.h - `moetrain pairs`: judged answers of `eval --generate` as rows of preferences. */
+/* pairs.h - `moetrain pairs`: makes rows of preferences from judged answers of `eval --generate`. */
 #ifndef MT_PAIRS_H
 #define MT_PAIRS_H
 
@@ -9,8 +9,8 @@
 struct pairs_options {
     const char *rows, *answers, *out;
 };
-/* Joins rows and answers by id, and writes {prompt, chosen, rejected} of each row whose best and worst answer differ in
- * `right`, or in `reward`. Prints the counts to `report`. */
+/* Joins rows and answers by id. If a row's best and worst answer differ in `right` or `reward`, writes {prompt, chosen,
+ * rejected}. Prints the counts to `report`. */
 int pairs_run(const struct pairs_options *o, FILE *report, struct err *err) MT_CHECK;
 
 #endif

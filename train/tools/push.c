@@ -9,7 +9,7 @@
 #include "data/safetensors.h"
 #include "train/adapter/amax_file.h"
 
-/* An error unless the folder of an adapter has a complete file of weights. */
+/* Checks that the folder of an adapter has a complete file of weights. */
 static int check_adapter(const char *dir, struct err *err)
 {
     char path[MT_PATH];
@@ -19,7 +19,7 @@ static int check_adapter(const char *dir, struct err *err)
     return 0;
 }
 
-/* An error unless README.md says that the checkpoint is an export. A base model is not sent: its repository exists
+/* Checks that README.md says that the checkpoint is an export. A base model is an error, because it has a repository
  * already. */
 static int check_checkpoint(const char *dir, struct err *err)
 {
@@ -37,7 +37,8 @@ static int check_checkpoint(const char *dir, struct err *err)
                    dir);
 }
 
-/* Files beside those of an adapter or a GGUF. A checkpoint has files of its base model, under any name. */
+/* Warns of files that do not belong to an adapter or a GGUF. A checkpoint is not checked, since files of its base model
+ * may have any name. */
 static void tell_others(const char *dir, char *const *names, int64_t n)
 {
     static const char *const known[] = {"README.md",

@@ -1,4 +1,4 @@
-/* push.h - the command `push`: an adapter or an export to a repository on the hub. */
+/* push.h - `moetrain push`: uploads an adapter or an export to a repository on the hub. */
 #ifndef MT_PUSH_H
 #define MT_PUSH_H
 

@@ -1,8 +1,7 @@
-/* quant.c - quantises the tensors of a safetensors file, as values under the same names or as codes and scales.
- *
- * Two passes over the file, in chunks of rows: the first finds the largest magnitude of every expert and values that
- * are not finite, the second writes. The file's order is that of dtypes, so the codes and the scales of one tensor lie
- * apart: the second pass computes each for itself. */
+/* quant.c - quantises the tensors of a safetensors file, to decoded values under the same names or to codes and scales.
+ * * It makes two passes over the file, in chunks of rows. The first finds the largest magnitude of every expert, and
+ * values that are not finite. The second writes. A file has its tensors in the order of dtypes, so codes and scales of
+ * one tensor are not adjacent: the second pass computes each of them separately. */
 #include "train/tools/quant.h"
 
 #include <inttypes.h>
@@ -20,7 +19,7 @@
 
 enum {
     CHUNK = 4 << 20, /* elements; a longer row is a chunk */
-    EMPTY = 1 << 20  /* the most experts, rows and columns of a packed tensor without elements */
+    EMPTY = 1 << 20  /* largest number of experts, rows or columns of a packed tensor without elements */
 };
 
 enum part { PART_COPY, PART_VALUES, PART_CODES, PART_SCALES, PART_TOP, PART_SHAPE };
@@ -46,7 +45,8 @@ struct quant {
     struct item *items; /* [st.n_tensors] */
     struct st_entry *entries;
     struct piece *pieces;                   /* of the entries, which point to them */
-    int64_t n_entry, n_quantised, n_before; /* tensors that are quantised by this command, and in the input */
+    int64_t n_entry, n_quantised, n_before; /* n_quantised: tensors that this command quantises; n_before: tensors that
+                                               the input already has quantised */
     const char *before;                     /* the first of these */
     char *x, *codes, *scales;               /* of one chunk */
     char *y;                                /* x as [in, out]; NULL: not needed */
@@ -55,7 +55,7 @@ struct quant {
 
 /* ---- which tensors, and their shape as experts of matrices */
 
-/* Biases, of experts too, and the weights that choose experts. */
+/* Whether a tensor is only copied: biases, also of experts, and router weights. */
 static bool is_copied(const char *name)
 {
     static const char *const ends[] = {
@@ -85,8 +85,8 @@ static int read_model_type(const struct quant *q, bool *gpt_oss, struct err *err
     return rc;
 }
 
-/* gpt-oss in bf16 has experts [E, in, out]: a gate_up_proj [E, D, 2F] with a down_proj [E, F, D], or its config.json.
- * Other models have [E, 2F, D] and [E, D, F] under the same names. */
+/* Sets item->swapped: gpt-oss in bf16 has experts [E, in, out]. It is recognised by a gate_up_proj [E, D, 2F] with a
+ * down_proj [E, F, D], or by config.json. Other models have [E, 2F, D] and [E, D, F] under the same names. */
 static int find_order(const struct quant *q, struct item *item, struct err *err)
 {
     static const char *const ends[] = {".experts.gate_up_proj", ".experts.down_proj"};
@@ -102,7 +102,7 @@ static int find_order(const struct quant *q, struct item *item, struct err *err)
 }
 
 /* Sets item->n_exp, the product of the axes before the matrix. If the tensor has elements, the reader has checked that
- * it does not overflow. If not, the other axes may have any size; --pack allows up to EMPTY. */
+ * the product does not overflow. If one axis is 0, the other axes may have any size; --pack allows up to EMPTY. */
 static int count_experts(const struct quant *q, struct item *item, struct err *err)
 {
     const struct st_tensor *t = item->t;
@@ -115,7 +115,7 @@ static int count_experts(const struct quant *q, struct item *item, struct err *e
                    t->name, EMPTY);
 }
 
-/* A matrix of codes: integers of up to 32 bits (packed), or floats of up to 8 bits. */
+/* Whether a tensor is a matrix of codes: integers of up to 32 bits (packed), or floats of up to 8 bits. */
 static bool is_codes(const struct st_tensor *t)
 {
     static const char *const dtypes[] = {"U8", "I8", "I32", "F8", "F6", "F4"};
@@ -155,7 +155,7 @@ static int find_items(struct quant *q, struct err *err)
 
 /* ---- chunks */
 
-/* Rows first .. of expert e, as [1, rows, in]; all of them where the file has [in, out]. */
+/* n_row rows of expert e from `first` on, as [1, rows, in]; all rows if the file has [in, out]. */
 struct chunk {
     int64_t e, first, n_row;
 };
@@ -180,7 +180,7 @@ static bool chunk_next(const struct item *item, struct chunk *c)
 /* The state before the first. */
 static struct chunk chunk_start(const struct item *item) { return (struct chunk){-1, item->n_row, 0}; }
 
-/* to [n_col, n_row] of from [n_row, n_col], elements of 2 or 4 bytes, in tiles for the cache. */
+/* Transposes from [n_row, n_col] to `to` [n_col, n_row], elements of 2 or 4 bytes, in tiles that fit the cache. */
 static void transpose(char *to, const void *from, int64_t n_row, int64_t n_col, int64_t size)
 {
     enum { TILE = 32 };
@@ -206,7 +206,7 @@ static struct tensor chunk_load(struct quant *q, const struct item *item, const 
     return tensor_3d(q->x, item->t->dtype, 1, c->n_row, item->n_in);
 }
 
-/* Buffers for the largest chunk, and the scratch of op_amax for it. */
+/* Allocates buffers for the largest chunk, and the scratch of op_amax for it. */
 static int reserve(struct quant *q, struct err *err)
 {
     struct device plan;
@@ -253,8 +253,8 @@ static int measure(struct quant *q, struct item *item, struct err *err)
 
 /* ---- tensors of the output */
 
-/* "a.weight", "_scale" -> "a.weight_scale"; "a.up_proj" -> "a.up_proj_weight_scale". Layouts of stacks have names for
- * those. */
+/* The name of an output tensor: "a.weight" with suffix "_scale" becomes "a.weight_scale", "a.up_proj" becomes
+ * "a.up_proj_weight_scale". The suffixes of the stack layout are appended without "_weight". */
 static char *name_of(const struct item *item, const struct stored_layout *l, const char *suffix)
 {
     const char *base = item->t->name;
@@ -265,7 +265,7 @@ static char *name_of(const struct item *item, const struct stored_layout *l, con
     return name;
 }
 
-/* An entry with the dtype and shape of `as`; takes name, from mem_alloc. */
+/* Adds an entry with the dtype and shape of `as`. It takes over name, which is from mem_alloc. */
 static void add_entry(struct quant *q, struct item *item, enum part part, char *name, struct st_entry as)
 {
     struct piece *p = &q->pieces[q->n_entry];
@@ -275,7 +275,7 @@ static void add_entry(struct quant *q, struct item *item, enum part part, char *
     q->entries[q->n_entry++] = as;
 }
 
-/* The same sizes as the item's tensor, in the order [.., out, in]. */
+/* Sets shape to the sizes of the item's tensor, in the order [.., out, in]. */
 static void shape_of(int64_t shape[8], const struct item *item)
 {
     memcpy(shape, item->t->shape, sizeof(item->t->shape));
@@ -430,7 +430,7 @@ static int write_all(struct quant *q, struct err *err)
 
 /* ---- the command */
 
-/* An error when the directory of the output has too little room. */
+/* Checks that the directory of the output has enough free space. */
 static int check_space(const struct quant *q, struct err *err)
 {
     char dir[MT_PATH];
@@ -444,7 +444,7 @@ static int check_space(const struct quant *q, struct err *err)
     return file_check_space(dir, bytes, err);
 }
 
-/* An error if the writer's temporary file would replace a file of the user. */
+/* Checks that the writer's temporary file does not replace a file of the user. */
 static int check_names(const struct quant_options *o, struct err *err)
 {
     char tmp[MT_PATH];
@@ -454,7 +454,7 @@ static int check_names(const struct quant_options *o, struct err *err)
                    tmp);
 }
 
-/* safetensors_open, with an error that names configurations and adapters, which are not models. */
+/* As safetensors_open; if the path is a configuration or an adapter, the error says so. */
 static int open_input(struct quant *q, struct err *err)
 {
     const char *in = q->opt->in;

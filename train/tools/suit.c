@@ -38,7 +38,7 @@ void suit_card_print(const struct suit_card *card, FILE *out)
 
 /* ---- the data */
 
-/* Ends a download before the weights, when configuration and tokenizer are there. */
+/* Ends a download of the model after configuration and tokenizer, before the weights. */
 struct small_files {
     char dir[MT_PATH];
     bool there;
@@ -80,8 +80,8 @@ static int load(struct suit *s, struct dataset_options *opt, struct err *err)
 
 static int64_t rounded(int64_t n) { return (n + 63) / 64 * 64; }
 
-/* Short documents share a sequence, so that products have many rows. A preference's answer has its own, and is dropped
- * if it is longer. */
+/* The usual data.seq_len. It has room for several short documents, so that products have many rows. An answer of a
+ * preference has a separate sequence, and a longer answer is dropped. */
 static int64_t usual_len(const struct suit *s)
 {
     enum { PACKED = 2048 };
@@ -92,7 +92,8 @@ static int64_t usual_len(const struct suit *s)
 
 enum { ENOUGH = 50, MANY_DOCUMENTS = 1000 }; /* ENOUGH: to hold some of them out */
 
-/* The objective of the data's first row, with the rate of such runs: a tenth of supervised fine-tuning's. */
+/* Takes the objective from the first row of the data. If it is not sft, the learning rate is a tenth of that of
+ * supervised fine-tuning. */
 static int choose_objective(struct suit *s, struct err *err)
 {
     struct config *c = &s->cfg;
@@ -127,7 +128,7 @@ static int open_data(struct suit *s, struct dataset_options *opt, const struct s
     return 0;
 }
 
-/* Steps and tokens with data.seq_len, of the documents that are not held out. */
+/* Counts steps and tokens with data.seq_len, for the documents that are not held out. */
 static int count_steps(struct suit *s, struct dataset_options *opt, const struct suit_choice *choice, struct err *err)
 {
     enum { FEW_STEPS = 100, BATCH = 8, NEIGHBOURS = 4 }; /* KTO compares the rows of a step */
@@ -203,7 +204,8 @@ static int fits(struct suit *s, bool *yes, struct err *err)
     return rc;
 }
 
-/* Changes that fit together; a change that the model refuses, as packing packed experts, is left out. */
+/* Applies changes until the plan fits. It leaves out a change that the model refuses, such as packing experts that are
+ * packed already. */
 static int make_fit(struct suit *s, struct err *err)
 {
     bool yes;

@@ -1,12 +1,13 @@
-/* suit.h - settings that suit a model, its data and a GPU, from their names alone: for `plan MODEL`, `init` and
- * `finetune`. Reads configuration, headers and tokenizer of the model, no weights. */
+/* suit.h - chooses settings for a model, its data and a GPU, for `plan MODEL`, `init` and `finetune`. It needs only
+ * their names, and reads configuration, headers and tokenizer of the model, but no weights. */
 #ifndef MT_SUIT_H
 #define MT_SUIT_H
 
 #include "train/plan/gpu_table.h"
 #include "train/run/run.h"
 
-/* Where to train: names of gpu_table.h, or NULL: this machine. host_gb: free host memory beside that GPU; 0: enough. */
+/* The GPU to plan for. gpu: a name of gpu_table.h; NULL: this machine. host_gb: free host memory of that machine; 0:
+ * enough. */
 struct suit_card {
     const char *gpu;
     double host_gb;
@@ -15,11 +16,12 @@ struct suit_card {
 };
 /* Fills model and device. portable: for the portable kernels. */
 int suit_card_find(struct suit_card *card, bool portable, struct err *err) MT_CHECK;
-/* "  for RTX 4090: 24.0 GiB of memory, compute capability 8.9, portable kernels" */
+/* Prints a line such as " for RTX 4090: 24.0 GiB of memory, compute capability 8.9, portable kernels". */
 void suit_card_print(const struct suit_card *card, FILE *out);
 
-/* What suit_open may choose: sequences as long as most documents need, 1 to 3 epochs, up to 8 micro-batches per step, a
- * part of the documents to hold out, the objective of the data's first row; and, until the plan fits, other values. */
+/* What suit_open may choose. seq_len: long enough for most documents; epochs: 1 to 3; grad_accum: up to 8 micro-batches
+ * per step; eval_split: a part of the documents to hold out; objective: that of the data's first row; fit: other
+ * values, until the plan fits. */
 struct suit_choice {
     bool seq_len, epochs, grad_accum, eval_split, objective, fit;
 };
@@ -39,12 +41,12 @@ struct suit {
     bool fits;
     struct err why; /* why it does not fit */
 };
-/* cfg: model.path, and what the user has chosen; with data.train also the values of `choice` and the number of steps
- * follow. Error: not that it does not fit. */
+/* Chooses the settings. cfg: model.path, and the keys that the user has set. With data.train it also chooses the values
+ * of `choice`, and counts the steps. A plan that does not fit is not an error (fits, why). */
 int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, const struct suit_choice *choice,
               struct err *err) MT_CHECK;
-/* "fits: 11.9 of 12 GiB, 15.6 GiB of host memory; 1,250 steps, about 2 h 10 min", then the choices; or "does not fit:
- * needs 14.2 of 12 GiB" and what to change. */
+/* Prints "fits: 11.9 of 12 GiB, 15.6 GiB of host memory; 1,250 steps, about 2 h 10 min" and the choices, or "does not
+ * fit: needs 14.2 of 12 GiB" and what to change. */
 void suit_print(const struct suit *s, FILE *out);
 void suit_close(struct suit *s);
 

@@ -1,5 +1,6 @@
-/* teach.c - the command teach: forward passes over all documents in their order, and a row of JSONL for each:
- * input_ids, loss_mask, temperature, and per labelled token topk_ids with topk_logprobs (null elsewhere). */
+/* teach.c - the command teach: runs forward passes over all documents in order, and writes a row of JSONL for each:
+ * input_ids, loss_mask, temperature, and topk_ids and topk_logprobs, with an entry per token (null for tokens without
+ * loss). */
 #include "train/tools/teach.h"
 
 #include <stdio.h>
@@ -30,7 +31,7 @@ static void put_number(struct text_buf *t, const char *format, double v)
     text_put(t, text);
 }
 
-/* "null" for tokens without loss, else a list; the labels of the document are at `label`. */
+/* Writes an entry per token: a list, or null for a token without loss. label: place of the document's first label. */
 static void put_top(struct teach *t, const char *key, const uint8_t *mask, int64_t n, int64_t label, bool ids)
 {
     struct text_buf *row = &t->row;
@@ -145,7 +146,7 @@ static void tell_how_to_train(const struct teach *t, const struct dataset *ds, c
              eval ? "eval" : "train", out);
 }
 
-/* A teacher reads the weights as they are loaded, as the teachers `base` and `adapter` of a training do. */
+/* A teacher uses unquantised weights, as the teachers `base` and `adapter` do in training. */
 static void without_quantisation(struct config *cfg)
 {
     char format[32];
@@ -156,7 +157,7 @@ static void without_quantisation(struct config *cfg)
     cfg->quant.weights = CFG_QUANT_NONE;
 }
 
-/* Rows of all documents; a failure or a signal leaves no file. */
+/* Writes the rows of all documents. After an error or a signal there is no file. */
 static int write_rows(struct teach *t, const struct dataset *ds, const char *out, struct err *err)
 {
     struct err unused;
@@ -168,7 +169,8 @@ static int write_rows(struct teach *t, const struct dataset *ds, const char *out
     return rc || closed ? -1 : 0;
 }
 
-/* The model is planned with rows of a teacher, whose memory is that of the likeliest tokens; the data have none yet. */
+/* The plan must include memory for the likeliest tokens, so it is made as for rows of a teacher. The data are read
+ * without teacher, since they have no such rows yet. */
 static int teach(struct teach *t, const struct teach_options *o, struct config *cfg, struct err *err)
 {
     struct run *r = &t->run;

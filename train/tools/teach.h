@@ -10,7 +10,7 @@ struct teach_options {
     const char *adapter, *out;
     bool base, eval;
 };
-/* Rows for distill.teacher = rows, with distill.topk ids per token at distill.temperature, into o->out. */
+/* Writes rows for distill.teacher = rows to o->out, with distill.topk ids per token, at distill.temperature. */
 int teach_run(const struct teach_options *o, struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

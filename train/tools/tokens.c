@@ -1,4 +1,4 @@
-/* tokens.c - shows micro-batches as they are trained, and the ids of raw text and of messages.
+/* tokens.c - prints the micro-batches of training, and the ids of raw text and of messages.
  *
  * Text is escaped: a terminal gets only printable characters, and an HTML page no markup from the text. */
 #include "train/tools/tokens.h"
@@ -39,8 +39,8 @@ void tokens_put_ids(struct text_buf *out, const int32_t *ids, int64_t n)
     text_put(out, "]");
 }
 
-/* Prints control characters and invalid bytes as <0x1B>, characters that hide or reorder text as <U+202E>; a line break
- * is visible and starts a new line. */
+/* Prints text: control characters and invalid bytes as <0x1B>, characters that hide or reorder text as <U+202E>, a line
+ * feed as a visible mark and a new line. */
 static void put_visible(struct tokens *t, const char *s, int64_t size)
 {
     static const char *const entities[][2] = {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}};
@@ -86,7 +86,7 @@ static void put_token(struct tokens *t, const struct tokenizer *tok, int32_t id,
 
 /* ---- a micro-batch ---- */
 
-/* How a document is described: the side of its pair that it is, or its label; "" for other documents. */
+/* The description of a document: its side of a pair, or its label; "" for other documents. */
 struct side {
     bool pairs;
     char name[16], shared[64], json[80];
@@ -177,7 +177,7 @@ static void put_batch(struct tokens *t, const struct run *r, const struct batch 
     mem_free(mask);
 }
 
-/* The prompts of online RL, without loss: it samples the completions. */
+/* Loads the prompts of online RL as documents without loss; the run would sample the completions. */
 static int load_prompts(struct run *r, struct err *err)
 {
     struct prompt_rows rows;
@@ -259,7 +259,7 @@ static int show_raw(struct tokens *t, struct err *err)
 
 /* ---- messages ---- */
 
-/* {"text", "ids", "loss_spans" without the last bracket; spans false: the loss spans are unknown */
+/* Writes {"text", "ids", "loss_spans" without the last bracket. spans false: the loss spans are not known */
 static int put_sample(struct tokens *t, const struct tokenizer *tok, const struct text_buf *text, bool spans,
                       struct err *err)
 {
@@ -293,7 +293,7 @@ static void put_reason(struct tokens *t, const char *key, const struct err *why)
     text_put_string(&t->out, why->msg);
 }
 
-/* How many special tokens the contents spell, and one of them. */
+/* Writes the number of special tokens in the contents, and the first of them. */
 static void put_special(struct tokens *t, const struct tokenizer *tok, struct json row, int32_t id)
 {
     char number[64];
@@ -306,8 +306,8 @@ static void put_special(struct tokens *t, const struct tokenizer *tok, struct js
     text_put(&t->out, "}");
 }
 
-/* Conversations that training skips are shown with the reason: "error", or "whole_error" when only split_turns = false
- * skips them. */
+/* Writes the samples of a conversation. If training skips it, writes the reason: as "error", or as "whole_error" if
+ * only split_turns = false skips it. */
 static int put_row(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct json row,
                    struct err *err)
 {

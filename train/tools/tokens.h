@@ -1,4 +1,4 @@
-/* tokens.h - `moetrain tokens`: shows the tokens of text, messages and data sets. */
+/* tokens.h - `moetrain tokens`: prints the tokens of text, messages and data sets. */
 #ifndef MT_TOKENS_H
 #define MT_TOKENS_H
 
@@ -13,8 +13,8 @@ struct tokens_options {
     int64_t row; /* micro-batch of the first epoch, from 0 */
     bool html, json, no_special;
 };
-/* With o->tokenizer: text on standard input; with o->checkpoint: messages; otherwise the data of cfg. Prints to
- * standard output. */
+/* Prints the tokens to standard output: with o->tokenizer those of the text on standard input, with o->checkpoint those
+ * of messages, otherwise those of the data of cfg. */
 int tokens_run(const struct tokens_options *o, const struct config *cfg, struct err *err) MT_CHECK;
 void tokens_put_ids(struct text_buf *out, const int32_t *ids, int64_t n); /* "[1, 2]" */
 
