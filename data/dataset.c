@@ -93,7 +93,7 @@ static void dataset_reserve(struct dataset *ds, int64_t docs, int64_t tokens)
 
 /* ---- sample -> document */
 
-/* A token is a target when it overlaps a span. */
+/* Sets the mask: a token is a target when it overlaps a span. */
 static void mark_targets(uint8_t *mask, const struct token_list *list, const struct row_sample *s)
 {
     int64_t span = 0;
@@ -117,8 +117,8 @@ static int encode_rest(struct builder *b, const struct row_sample *s, int64_t fr
     return rc;
 }
 
-/* The tokens of a text. At inference the prompt of an answer is tokenised alone. If the whole text has other tokens for
- * the prompt, prompt and completion are tokenised separately. */
+/* Tokenises a text. At inference the prompt of an answer is tokenised alone. If the whole text has other tokens for the
+ * prompt, prompt and completion are tokenised separately. */
 static int encode(struct builder *b, const struct row_sample *s, struct err *err)
 {
     struct token_list *list = &b->list, *prompt = &b->prompt;
@@ -224,7 +224,7 @@ static bool same_documents(const struct dataset *ds, int64_t a, int64_t b)
 
 static void count_texts(struct builder *b, const char *where);
 
-/* All answers of a row, or none. */
+/* Adds all answers of a row, or none. */
 static int unit_add(struct builder *b, struct json row, const char *where, struct err *err)
 {
     struct dataset *ds = b->ds;
@@ -361,7 +361,7 @@ static int judge(struct builder *b, int64_t position, struct err *err)
                    (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
 }
 
-/* Only a warning: other files of the list may have rows. */
+/* Warns that a file has no rows. It is no error, since other files of the list may have rows. */
 static void tell_empty(const char *path)
 {
     const enum source_kind kind = source_list_kind(path);
@@ -483,7 +483,7 @@ static int add_bytes(struct builder *b, const char *path, struct err *err)
     return rc;
 }
 
-/* The files of one entry of the list; the weight is that of all their documents. */
+/* Reads the files of one entry of the list; the weight is that of all their documents. */
 static int read_source(struct builder *b, const char *path, double weight, struct err *err)
 {
     struct dataset *ds = b->ds;
@@ -556,7 +556,7 @@ static int hash_file(uint64_t *h, const char *path, struct err *err)
     return 0;
 }
 
-/* Hash of everything the result depends on: the files' bytes, tokenizer, options. */
+/* Computes a hash of everything the result depends on: the files' bytes, tokenizer, options. */
 static int cache_key(uint64_t *key, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                      struct err *err)
 {

@@ -178,7 +178,7 @@ static int take(struct cursor *c, void *out, int64_t n)
     return 0;
 }
 
-/* A size or count; values above INT64_MAX are refused. */
+/* Reads a size or a count; values above INT64_MAX are refused. */
 static int take_size(struct cursor *c, int64_t most, const char *what, int64_t *out)
 {
     if (take(c, out, sizeof(*out))) return -1;
@@ -239,7 +239,7 @@ static int take_value(struct cursor *c, struct gguf_value *v)
                    key, type);
 }
 
-/* offset: where this tensor must begin; advanced to its end. */
+/* Reads a tensor's entry. offset: where this tensor must begin; moved to its end. */
 static int take_tensor(struct cursor *c, struct gguf_tensor *t, int64_t *offset)
 {
     char *name;

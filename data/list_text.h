@@ -4,8 +4,9 @@
 
 #include "data/json/json.h"
 
-/* *out: a copy of the row in which lists that `messages`, `conversations` and other keys spell as text (JSON, or as
- * Python prints them) are parsed; NULL: no such text. Error: messages or conversations are other text. */
+/* Parses lists in texts. *out: a copy of the row in which lists that `messages`, `conversations` and other keys spell
+ * as text (JSON, or as Python prints them) are parsed; NULL: no such text. Error: messages or conversations are other
+ * text. */
 int list_text_read(struct json_doc **out, struct json row, struct err *err) MT_CHECK;
 
 #endif

@@ -61,7 +61,7 @@ bool loader_epochs_are_equal(const struct loader *l);
 /* Fills b with the next micro-batch; the caller frees it with batch_free. The last one of an epoch may be smaller; the
  * next epoch follows, without end. *pos (may be NULL) is the position after this batch. */
 void loader_next(struct loader *l, struct batch *b, struct loader_pos *pos);
-/* A batch of n documents, in this order, for callers that walk through a data set themselves. */
+/* Makes a batch of n documents, in this order, for callers that walk through a data set themselves. */
 void batch_open(struct batch *b, const struct dataset *ds, const int64_t *docs, int64_t n);
 void batch_free(struct batch *b);    /* the caller of loader_next owns the arrays */
 void loader_close(struct loader *l); /* stops the thread; NULL is fine */

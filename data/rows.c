@@ -34,7 +34,7 @@ static struct row_sample *add(struct row_reader *r, const char *text, int64_t si
     return s;
 }
 
-/* A text whose bytes [begin, size) carry loss, and eos after it. */
+/* Adds a text whose bytes [begin, size) carry loss, and eos after it. */
 static int add_text(struct row_reader *r, const char *text, int64_t begin, int64_t size)
 {
     struct row_sample *s = add(r, text, size);
@@ -262,7 +262,7 @@ static void open_row(struct row_reader *r)
 
 static const struct json no_turn; /* of a message that another form makes */
 
-/* `, "key": value`. */
+/* Writes `, "key": value`. */
 static int put_key(struct text_buf *t, const char *key, struct json value, struct err *err)
 {
     text_put(t, ", ");
@@ -283,7 +283,7 @@ static int end_message(struct text_buf *t, struct json turn, struct err *err)
     return 0;
 }
 
-/* One message; content is JSON. */
+/* Writes one message; content is JSON. */
 static int put_message(struct row_reader *r, const char *role, struct json content, struct json turn, struct err *err)
 {
     struct text_buf *t = &r->joined;
@@ -339,7 +339,7 @@ static int read_rewritten(struct row_reader *r, struct json row, struct err *err
     return rc;
 }
 
-/* The system prompt of a row of sharegpt or alpaca. */
+/* Writes the system prompt of a row of sharegpt or alpaca. */
 static int put_system(struct row_reader *r, struct json row, struct err *err)
 {
     const struct json system = json_find(row, "system");
@@ -348,7 +348,7 @@ static int put_system(struct row_reader *r, struct json row, struct err *err)
     return put_message(r, "system", system, no_turn, err);
 }
 
-/* A list of messages: {role, content, ...}. */
+/* Writes a list of messages: {role, content, ...}. */
 static int put_messages(struct row_reader *r, struct json list, struct err *err)
 {
     struct text_buf *t = &r->joined;
@@ -412,7 +412,7 @@ static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
     return put_message(r, "assistant", output, no_turn, err) ? -1 : read_rewritten(r, row, err);
 }
 
-/* Messages, of which a `system` of the row is the first, as in axolotl and ms-swift. */
+/* Reads messages. A `system` of the row becomes the first message, as in axolotl and ms-swift. */
 static int read_with_system(struct row_reader *r, struct json row, struct err *err)
 {
     static const char *const first[] = {"system", "developer"};
@@ -425,7 +425,7 @@ static int read_with_system(struct row_reader *r, struct json row, struct err *e
     return put_system(r, row, err) || put_messages(r, messages, err) ? -1 : read_rewritten(r, row, err);
 }
 
-/* Lists of messages; those of the prompt carry no loss, unless they have `train`. */
+/* Reads lists of messages; messages of the prompt carry no loss, unless they have `train`. */
 static int read_message_lists(struct row_reader *r, struct json row, struct err *err)
 {
     open_row(r);
@@ -499,7 +499,7 @@ static int read_text(struct row_reader *r, struct json row, struct err *err)
 
 /* ---- rows with other keys */
 
-/* The next TO=COLUMN of the list, which moves past it; 0 at the end. */
+/* Reads the next TO=COLUMN of the list and moves the list past it; 0 at the end. */
 static int next_column(const char **list, char to[64], char column[128], struct err *err)
 {
     const char *p = *list + strspn(*list, " "), *equals = strchr(p, '=');
@@ -575,7 +575,7 @@ int row_columns_found(const struct row_reader *r, struct err *err)
     return 0;
 }
 
-/* Names the columns that the row has. */
+/* The error for a missing column: names the columns that the row has. */
 static int no_column(struct json row, const char *column, struct err *err)
 {
     char has[256] = "";
@@ -644,7 +644,7 @@ static const char *without_name(const char *msg, struct json row)
     return !strncmp(msg, name, n) && !strncmp(msg + n, ": ", 2) ? msg + n + 2 : msg;
 }
 
-/* One answer of a row of preferences. It is one text, with loss on the completion. */
+/* Reads one answer of a row of preferences as one text, with loss on the completion. */
 static int read_answer(struct row_reader *r, struct json row, bool labelled, struct err *err)
 {
     struct err why;

@@ -98,8 +98,8 @@ struct json_doc *row_parse(const char *text, int64_t size, const char *name, str
 /* Checks the spelling of row_options.columns, and that they are of one form. */
 int row_columns_check(const char *columns, struct err *err) MT_CHECK;
 
-/* The template for this tokenizer's messages: `file` when given (not NULL or empty), else that of the checkpoint in
- * dir, else the rules of DeepSeek V4's encoder when the tokenizer has its marks. NULL, without an error: none. dir's
+/* Loads the template for this tokenizer's messages: `file` when given (not NULL or empty), else that of the checkpoint
+ * in dir, else the rules of DeepSeek V4's encoder when the tokenizer has its marks. NULL, without an error: none. dir's
  * generation_config.json, else config.json, lists the tokens that end generation (chat_template_add_stop). */
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err) MT_CHECK;

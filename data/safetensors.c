@@ -45,7 +45,7 @@ static int parse_dtype(struct st_tensor *t, struct json info, int64_t *bits, str
     return json_error(info, err, "unknown dtype `%s`", name);
 }
 
-/* Shape and bytes of t; the product is checked factor by factor, as in the reference. */
+/* Reads shape and bytes of t; the product is checked factor by factor, as in the reference. */
 static int parse_shape(struct st_tensor *t, struct json info, int64_t bits, struct err *err)
 {
     struct json shape;
@@ -280,7 +280,7 @@ static void leave_out_copies(struct safetensors *st, struct json map, const char
                  new.name, st->shard_names[new.shard]);
 }
 
-/* The tensors that the index names and no file has. */
+/* Lists the tensors that the index names and no file has. */
 static int list_missing(struct safetensors *st, struct json map, struct err *err)
 {
     const char *name, *shard;
@@ -295,7 +295,7 @@ static int list_missing(struct safetensors *st, struct json map, struct err *err
     return 0;
 }
 
-/* metadata.total_size is only informative: some tools write a wrong value, or a real. */
+/* Warns of a wrong metadata.total_size. It is no error: some tools write a wrong value, or a real. */
 static void compare_total(const struct safetensors *st, struct json root, const char *path)
 {
     double total = 0;
@@ -323,7 +323,7 @@ out:
     return rc;
 }
 
-/* dir/name as the only shard. */
+/* Opens dir/name as the only shard. */
 static int open_single(struct safetensors *st, const char *dir, const char *name, struct err *err)
 {
     st->shard_names = mem_array(1, sizeof(*st->shard_names));
@@ -583,7 +583,7 @@ static void put_metadata(struct json_out *o, const struct safetensors *like)
     json_out_close(o, '}');
 }
 
-/* notes: more entries of the metadata. */
+/* Makes the header. notes: more entries of the metadata. */
 static int make_head(const struct safetensors *like, const struct st_note *notes, int n_note, struct st_entry *entries,
                      int64_t n, char **head, int64_t *size, struct err *err)
 {

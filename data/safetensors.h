@@ -34,10 +34,10 @@ struct safetensors {
     } * missing;           /* tensors that the index names and no file has, sorted by name */
 };
 
-/* path: a .safetensors file, or a directory with model.safetensors.index.json or model.safetensors. A file that is not
- * exactly in the format (gaps, overlaps, duplicates, trailing bytes) is refused; the error names file and tensor. The
- * index decides which file has a tensor; copies in other files are left out. Tensors that the index names and no file
- * has are in `missing`: an error only for callers that read them. */
+/* Opens path: a .safetensors file, or a directory with model.safetensors.index.json or model.safetensors. A file that
+ * is not exactly in the format (gaps, overlaps, duplicates, trailing bytes) is refused; the error names file and
+ * tensor. The index decides which file has a tensor; copies in other files are left out. Tensors that the index names
+ * and no file has are in `missing`: an error only for callers that read them. */
 int safetensors_open(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 /* safetensors_open for shards that may end after their header, as hub_model_headers writes them. */
 int safetensors_open_headers(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
@@ -60,7 +60,8 @@ int safetensors_missing_error(const struct safetensors *st, int64_t i, struct er
 const char *safetensors_nearest(const struct safetensors *st, const char *name);
 /* The value of a key in the metadata of the first shard; NULL: none. Valid until st is closed. */
 const char *safetensors_metadata(const struct safetensors *st, const char *key);
-/* The tensor's bytes will not be read again. No effect on a struct safetensors made in memory, which has no shards. */
+/* Drops the mapped pages of a tensor whose bytes will not be read again. Does nothing for a struct safetensors made in
+ * memory, which has no shards. */
 void safetensors_drop(const struct safetensors *st, const struct st_tensor *t);
 int64_t safetensors_bytes(const struct safetensors *st); /* file bytes of all shards */
 /* A hash that identifies a checkpoint and reads little of its data: names, sizes, modification times and headers of the

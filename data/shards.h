@@ -24,7 +24,7 @@ struct shards {
  * with their headers in dir. The caller owns the entries, whose order is kept. */
 int shards_open(struct shards *s, const char *dir, struct st_entry *entries, int64_t n, int64_t most,
                 struct err *err) MT_CHECK;
-/* Bytes [at, at + size) of tensor i. */
+/* Writes bytes [at, at + size) of tensor i. */
 int shards_put(struct shards *s, int64_t i, int64_t at, const void *data, int64_t size, struct err *err) MT_CHECK;
 /* Syncs and closes the files and, when there are several, writes model.safetensors.index.json. */
 int shards_finish(struct shards *s, struct err *err) MT_CHECK;

@@ -42,7 +42,7 @@ int64_t special_text_count(const struct tokenizer *tok, struct json row, int32_t
     return f.n;
 }
 
-/* Another character of the same size in place of the one at s. */
+/* Replaces the character at s by another one of the same size. */
 static void alter(char *s)
 {
     if (!(*s & 0x80)) {
@@ -66,7 +66,7 @@ static void put_altered_string(struct finder *f, struct text_buf *t, const char 
     mem_free(copy);
 }
 
-/* inside: below a key with contents. */
+/* Writes a value, altered. inside: it is below a key with contents. */
 static int put_altered(struct finder *f, struct text_buf *t, struct json j, bool inside, struct err *err)
 {
     const bool list = json_type(j) == JSON_ARRAY;

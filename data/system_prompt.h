@@ -4,9 +4,10 @@
 
 #include "data/chat/chat_template.h"
 
-/* *out: the row of messages with `text` as a system message before them; NULL: the row has a system message. */
+/* Adds a system message. *out: the row of messages with `text` as a system message before them; NULL: the row has a
+ * system message. */
 int system_prompt_add(struct json_doc **out, struct json row, const char *text, struct err *err) MT_CHECK;
-/* An error when the template writes no system message. */
+/* Error: the template writes no system message. */
 int system_prompt_check(const struct chat_template *t, const char *text, struct err *err) MT_CHECK;
 
 #endif

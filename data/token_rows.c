@@ -16,7 +16,7 @@ static void reserve(struct token_row *t, int64_t n)
     t->cap = n;
 }
 
-/* Only labelled tokens have a distribution. */
+/* Reserves rows for distributions, which only labelled tokens have. */
 static void reserve_top(struct token_row *t, const struct token_row_options *opt)
 {
     const int64_t top = t->n_label * opt->n_top;
@@ -35,7 +35,7 @@ static int get_list(struct json row, const char *key, int64_t n, struct json *ou
     return json_error(*out, err, "has %lld entries, and `input_ids` %lld", (long long)json_count(*out), (long long)n);
 }
 
-/* The distribution of one labelled token, into row `label`. */
+/* Reads the distribution of one labelled token into row `label`. */
 static int read_top(struct token_row *t, struct json ids, struct json values, const struct token_row_options *opt,
                     int64_t label, struct err *err)
 {

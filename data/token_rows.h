@@ -22,8 +22,8 @@ struct token_row {
     int32_t *seen;        /* [vocab] number of the last list with this id, to find ids that a list has twice */
     int32_t n_seen;
 };
-/* Entry t of topk_ids and topk_logprobs belongs to token t: as many ids as logs of probabilities, and both null where
- * the token has no loss. */
+/* Reads a row. Entry t of topk_ids and topk_logprobs belongs to token t: as many ids as logs of probabilities, and both
+ * null where the token has no loss. */
 int token_row_read(struct token_row *t, struct json row, const struct token_row_options *opt, struct err *err) MT_CHECK;
 void token_row_free(struct token_row *t);
 

@@ -71,7 +71,7 @@ void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int
     s->bytes = mem_array(n_layer, sizeof(*s->bytes));
 }
 
-/* What hyper-connections keep of a layer. */
+/* Allocates what hyper-connections keep of a layer. */
 static void push_site(const struct acts_plan *p, struct site_acts *site)
 {
     const int64_t n = p->a->hyper.n_stream;
@@ -175,7 +175,7 @@ static void push_ring(struct acts *s, enum offload_kind kind, struct acts_plan *
     for (int64_t i = 0; r->on && i < r->n_slot; i++) r->slot[i] = arena_push(work, most);
 }
 
-/* The inputs of layers in host memory take turns as well. */
+/* Allocates the places on the device that inputs of layers in host memory share in turn. */
 static void push_inputs(struct acts *s, const struct acts_plan *p)
 {
     struct host_ring *r = &s->inputs;
@@ -187,7 +187,7 @@ static void push_inputs(struct acts *s, const struct acts_plan *p)
     for (int64_t i = 0; r->on && i < r->n; i++) r->bytes[i] = tensor_bytes(s->layers[0].x);
 }
 
-/* Groups that are not saved: all layers share one slot, because only one layer is computed at a time. */
+/* Allocates groups that are not saved: all layers share one slot, because only one layer is computed at a time. */
 static void push_slot(struct acts *s, struct acts_plan *p, const struct adapters *ad)
 {
     struct arena *work = &p->dev->work;

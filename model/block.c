@@ -66,7 +66,7 @@ static void run_mixer(const struct block *b, struct layer_acts *s, struct tensor
     (!b->cache ? m->fwd : b->decode ? m->decode : m->prefill)(b, s, y);
 }
 
-/* y: the residual after the mixer; with streams the mixer's output alone. */
+/* Runs the mixer. y: the residual after the mixer; with streams only the mixer's output. */
 static void mix(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     const struct layer_weights *w = b->w;
@@ -142,7 +142,7 @@ void block_recompute(const struct block *b, struct layer_acts *s, int saved)
     /* 4 ffn   */ ffn_of(b)->recompute(b, s);
 }
 
-/* One residual: dres is the gradient of y, of h and of x in turn. */
+/* Backward with one residual: dres is the gradient of y, of h and of x in turn. */
 static void residual_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
     struct device *dev = b->dev;
@@ -157,7 +157,7 @@ static void residual_bwd(const struct block *b, const struct layer_acts *s, stru
     /* 1 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->x, s->attn_rstd, w->attn_norm);
 }
 
-/* The same with several streams. Gradients: df of the output of network or mixer, dm of the streams' weights, dsum of
+/* Backward with several streams. Gradients: df of the output of network or mixer, dm of the streams' weights, dsum of
  * the sum of the streams. */
 static void streams_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {

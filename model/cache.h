@@ -41,7 +41,7 @@ void cache_close(struct cache *c); /* frees the host tables; c may be zeroed */
 
 /* Begins a sequence of at most n_tok tokens and returns its number; -1: there is no room now. */
 int cache_take(struct cache *c, int64_t n_tok);
-/* A copy of sequence seq that will have at most n_tok tokens; -1: there is no room now. */
+/* Makes a copy of sequence seq that will have at most n_tok tokens; -1: there is no room now. */
 int cache_fork(struct cache *c, struct device *dev, int seq, int64_t n_tok);
 /* Whether cache_fork of a sequence of len tokens would find room. */
 bool cache_fork_fits(const struct cache *c, int64_t len, int64_t n_tok);

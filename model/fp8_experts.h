@@ -4,8 +4,8 @@
 
 #include "model/weights_read.h"
 
-/* What an expert's e4m3 values are multiplied with, from the smallest and largest scale byte of its MXFP4 blocks; 0:
- * the blocks span more than the 15 binades in which all values of MXFP4 are values of e4m3. */
+/* The step that an expert's e4m3 values are multiplied with. It follows from the smallest and largest scale byte of the
+ * expert's MXFP4 blocks. 0: the blocks span more than 15 binades, so their values may not all be values of e4m3. */
 float fp8_expert_step(int32_t low, int32_t high);
 /* Sets proj->fp8 of a stack of experts, and counts the exact ones. Error: they are not in MXFP4. */
 int fp8_experts_open(struct weights_read *f, struct proj *proj) MT_CHECK;

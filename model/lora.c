@@ -117,7 +117,7 @@ void adapters_alphas_text(const struct adapters *ad, char text[LORA_RANKS_TEXT])
                           ad->alpha_of[t]);
 }
 
-/* Targets, ranks and scales. */
+/* Reads targets, ranks and scales. */
 static int read_options(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err)
 {
     struct lora_model model = {.family = a->family};

@@ -43,7 +43,8 @@ struct product {
     int64_t rows[PRODUCT_TARGETS];
     struct row_order order; /* of the rows in the checkpoint; a matrix with such an order has one target */
 };
-/* The products of a layer: the mixer's at 0, the feed-forward network's at MIXER_PRODUCTS. n_out 0: empty entry. */
+/* Lists the products of a layer: the mixer's at 0, the feed-forward network's at MIXER_PRODUCTS. n_out 0: empty
+ * entry. */
 void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS]);
 /* The product that a target adapts, and the number of its rows; false: the layer has none. */
 bool lora_find_product(const struct arch *a, int64_t layer, enum lora_target t, struct product *out, int64_t *rows);
@@ -62,9 +63,9 @@ struct lora_layer {
 };
 void lora_unquantised(struct lora_layer *lora); /* its products read the weights as they are stored */
 
-/* The largest magnitudes from which scales of quantisation-aware training follow, as far as a run keeps them: of
- * inputs, from the calibration; with quant.amax = static also of the weights at the start. They are saved with every
- * adapter (train/adapter/amax_file.h). A row is a matrix or a stack, or its input. */
+/* The largest magnitudes that a run keeps for the scales of quantisation-aware training: of inputs, from the
+ * calibration; with quant.amax = static also of the weights at the start. They are saved with every adapter
+ * (train/adapter/amax_file.h). A row is a matrix or a stack, or its input. */
 struct amax_row {
     char name[64];         /* "layers.3.gate_up_proj.amax"; of an input "layers.3.gate_up_proj.input_amax" */
     bool input;            /* stride is 0: the matrices share one value */
@@ -130,21 +131,21 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
 /* Computes the device layout: lora ranks rounded up to `multiple`, experts divided among the ranks of par->ep. Call it
  * before adapters_alloc. adapters_plan leaves a layout with multiple 1 and one rank. */
 void adapters_layout(struct adapters *ad, const struct arch *a, int64_t multiple, const struct parallel *par);
-/* ZeRO-1: each rank of par.dp holds the moments of an equal part; n_flat is rounded up for it. Call it before
- * adapters_alloc. */
+/* Divides the moments for ZeRO-1: each rank of par.dp holds those of an equal part; n_flat is rounded up for this. Call
+ * it before adapters_alloc. */
 void adapters_shard_moments(struct adapters *ad);
 /* Allocates the flat arrays on dev->state, zeroes them and sets the views; a dry run only counts the bytes. Adapters of
  * stacks have no dropout, as in PEFT. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
-/* adapters_alloc for inference: no gradients, no moments. */
+/* As adapters_alloc, for inference: no gradients, no moments. */
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);
 /* Bytes on dev->host of adapters whose states are in host memory. ad itself may have its states on the device. */
 int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update);
-/* The layers of ad with scale 0, for forward passes of a reference; A and B are those of ad. The reference then runs
- * the same kernels as the adapted model, so both give the same bits while B is 0. */
+/* Makes the layers of ad with scale 0, for forward passes of a reference; A and B are those of ad. The reference then
+ * runs the same kernels as the adapted model, so both give the same bits while B is 0. */
 void adapters_without_effect(struct adapters *like, const struct adapters *ad);
-/* A uniform in +-1/sqrt(in), B zero. Each parameter has a random stream keyed by its name, so that its values do not
- * depend on the other targets. */
+/* Initialises A uniformly in +-1/sqrt(in), and B with zero. Each parameter has a random stream keyed by its name, so
+ * that its values do not depend on the other targets. */
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
 /* With ad->init: clears the gradients of a layer's frozen ranks. Call it before adapters_reduce. */
 void adapters_freeze(struct adapters *ad, struct device *dev, int64_t layer);

@@ -71,7 +71,7 @@ static void fill_random(struct tensor x, int64_t i, uint64_t key)
     for (int64_t c = 0; c < x.shape[1]; c++) row(x, i)[c] = (float)(2 * rng_uniform(key, (uint64_t)c) - 1);
 }
 
-/* Dependent rows become random ones that are orthogonal to those before. */
+/* Makes rows orthonormal. Dependent rows become random ones that are orthogonal to those before. */
 static void orthonormal_rows(struct tensor x)
 {
     for (int64_t i = 0; i < x.shape[0]; i++)
@@ -179,7 +179,7 @@ static void olora(struct work *k, int64_t r)
     multiply(k, false);
 }
 
-/* Both parts of the adapter of one matrix: a [2r, in], b [out, ldb]. */
+/* Computes both parts of the adapter of one matrix: a [2r, in], b [out, ldb]. */
 static void start(struct work *k, const struct adapters *ad, enum lora_target t, float *a, float *b, int64_t ldb)
 {
     const int64_t r = ad->rank[t] / 2, n_in = k->w.shape[1], n_out = k->w.shape[0];
@@ -197,7 +197,7 @@ static void start(struct work *k, const struct adapters *ad, enum lora_target t,
     }
 }
 
-/* Target i of product q in a layer whose weight is w. */
+/* Initialises target i of product q in a layer whose weight is w. */
 static void start_target(struct device *dev, const struct adapters *ad, int64_t layer, const struct product *q, int i,
                          const struct weight *w, float *values)
 {

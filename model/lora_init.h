@@ -5,7 +5,7 @@
 #include "model/lora.h"
 #include "model/weights.h"
 
-/* With ad->init: a rank above that of a matrix is an error. */
+/* With ad->init, refuses a rank above that of a matrix. */
 int lora_init_check(const struct adapters *ad, const struct arch *a, struct err *err) MT_CHECK;
 /* Computes the trained and the frozen half of the lora ranks (struct adapters: init), and writes them to masters and
  * working copies. Reads the weights layer by layer; one matrix at a time is in host memory, in f32. All ranks get the

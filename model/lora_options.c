@@ -122,7 +122,7 @@ static int unknown_target(const char *key, const char *word, struct err *err)
                    near ? near : "", near ? "?)" : "", known);
 }
 
-/* The targets that a word names: one target, or a group. */
+/* Finds the targets that a word names: one target, or a group. */
 static int find_targets(const char *key, const char *word, enum lora_target *first, enum lora_target *last,
                         struct err *err)
 {
@@ -186,8 +186,8 @@ static int refuse_target(const struct lora_model *model, const char *word, enum 
                    word, model->family, names);
 }
 
-/* The targets that a word names, with words of PEFT: in a model with short convolutions out_proj is the output of both
- * kinds of mixers. has: targets of the model; NULL: any. */
+/* Finds the targets that a word names, with words of PEFT: in a model with short convolutions out_proj is the output of
+ * both kinds of mixers. has: targets of the model; NULL: any. */
 static int name_targets(const char *key, const char *word, const bool *has, bool named[LORA_TARGETS], struct err *err)
 {
     enum lora_target first = LORA_CONV_IN, last = LORA_CONV_IN;
@@ -201,7 +201,7 @@ static int name_targets(const char *key, const char *word, const bool *has, bool
     return 0;
 }
 
-/* A group stands for those of its targets that the model has. */
+/* Parses the list of targets. A group stands for those of its targets that the model has. */
 static int parse_targets(struct lora_choice *out, const struct lora_model *model, const char *targets, struct err *err)
 {
     bool named[LORA_TARGETS];

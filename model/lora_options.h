@@ -70,10 +70,10 @@ struct lora_model {
 
 /* Checks spelling and numbers of the options; it needs no checkpoint. */
 int lora_options_check(const struct lora_options *opt, struct err *err) MT_CHECK;
-/* Targets of `model`; NULL: of any model. */
+/* Reads the options for the targets of `model`; NULL: of any model. */
 int lora_options_read(struct lora_choice *out, const struct lora_model *model, const struct lora_options *opt,
                       struct err *err) MT_CHECK;
-/* layer_on [n_layer] =; NULL: any model. */
+/* Reads the layers: layer_on [n_layer] =; NULL: any model. */
 int lora_options_layers(bool *layer_on, int64_t n_layer, const char *layers, struct err *err) MT_CHECK;
 
 #define LORA_NAMES_TEXT 512                        /* the names of all targets, separated by commas */

@@ -146,7 +146,7 @@ static const char *dropout_text(const struct adapters *ad)
                               : " on nothing (PEFT has none for experts)";
 }
 
-/* Lines about matrices that take no adapter, whatever lora.targets says; returns the characters. */
+/* Writes lines about matrices that take no adapter, whatever lora.targets says; returns the characters. */
 static int frozen_text(const struct arch *a, char *text, size_t line)
 {
     int64_t n_layer = 0;
@@ -158,8 +158,8 @@ static int frozen_text(const struct arch *a, char *text, size_t line)
                    : 0;
 }
 
-/* The line of a target's matrices that have the shape of layer `first`, if no earlier layer has this shape; returns the
- * characters. */
+/* Writes the line of a target's matrices that have the shape of layer `first`, if no earlier layer has this shape;
+ * returns the characters. */
 static int target_text(const struct adapters *ad, const struct arch *a, enum lora_target t, int64_t first, char *text,
                        size_t line)
 {

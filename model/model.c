@@ -120,7 +120,7 @@ static void load_tables(struct model *m, const struct model_options *opt)
     device_zero(m->dev, m->expert_sums);
 }
 
-/* The reference's adapters, or none. */
+/* Opens the reference's adapters, if it has any. */
 static void open_reference(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
@@ -157,7 +157,7 @@ static void open_offload(struct model *m, const struct model_options *opt)
     }
 }
 
-/* The input of each layer, and of the final norm. */
+/* Opens the ring for the inputs of the layers and of the final norm. */
 static void open_inputs(struct model *m, const struct model_options *opt)
 {
     const struct device *dev = m->dev;
@@ -338,7 +338,7 @@ static bool adapted_before(struct model *m)
     return false;
 }
 
-/* The adapters as the pass needs them. */
+/* Sets the layers' adapters as the pass needs them. */
 static void adapt_layers(struct model *m)
 {
     if (adapted_before(m)) return;
@@ -445,7 +445,7 @@ static void layer_bwd(struct model *m, int64_t l)
     block_bwd(&b, &m->acts.layers[l], m->dres);
 }
 
-/* A pass of layer l. Of layers that are equal, a dry run runs one and adds its cost for the others. */
+/* Runs a pass of layer l. Of layers that are equal, a dry run runs one and adds its cost for the others. */
 static void layer_pass(struct model *m, int64_t l, enum layer_step step)
 {
     void (*const run)(struct model *, int64_t) = step == LAYER_FORWARD ? layer_fwd : layer_bwd;
@@ -609,7 +609,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->begin_mark = arena_mark(&dev->work);
 }
 
-/* F_i is the share of rows routed to expert i, p_i its mean probability.
+/* Adds the auxiliary loss. F_i is the share of rows routed to expert i, p_i its mean probability.
  * Pooled: E * sum_i F_i p_i over the rows of all layers, as in transformers' load_balancing_loss_func. It is top_k when
  * all experts get equally many rows.
  * Not pooled: the same per layer, divided by top_k, averaged over layers. It is 1 when all get equally many rows. */

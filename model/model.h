@@ -75,7 +75,7 @@ struct model_options {
 };
 
 /* A micro-batch in host memory: n_seq packed documents. In a dry run the arrays may be NULL. With `prefix` the pass
- * must have no cache, and n_seq must be at most n_tok / 2: the memory that a plan counts for cu, of n_tok sequences,
+ * must have no cache, and n_seq must be at most n_tok / 2: a plan counts memory for the cu of n_tok sequences, which
  * then has room for cu and prefix. */
 struct model_batch {
     int64_t n_tok, n_seq, n_label, max_len; /* max_len: longest document, tokens in pass.cache included */
@@ -226,17 +226,18 @@ struct tensor model_reference(struct model *m, int64_t n_tok);
 /* Logits of the token after row `row` of the micro-batch: [V] on the host. Needs less work memory than model_loss with
  * two labelled tokens. */
 void model_logits(struct model *m, int64_t row, float *logits);
-/* The k likeliest tokens after each labelled row, ids ascending: id, logprob [n_label, k] host, the log of
+/* Reads the k likeliest tokens after each labelled row, ids ascending: id, logprob [n_label, k] host, the log of
  * softmax(logits / temperature). */
 void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, float *logprob);
-/* nll [n_label] host: of each labelled token. */
+/* Reads nll [n_label] host of each labelled token. */
 void model_nll(struct model *m, float *nll);
-/* nll, entropy [n_label] host: of each labelled token at the temperature of objective_policy; entropy may be NULL. */
+/* Reads nll and entropy [n_label] host of each labelled token at the temperature of objective_policy; entropy may be
+ * NULL. */
 void model_policy_values(struct model *m, float *nll, float *entropy);
-/* After model_begin of a pass with a reference: nll [n_label] host, the reference's for each labelled token. */
+/* After model_begin of a pass with a reference: reads nll [n_label] host, the reference's for each labelled token. */
 void model_policy_reference(struct model *m, float *nll);
-/* After model_begin of a pass with objective_preference: the reference's log-probabilities of the answers, for a later
- * batch: reference [n_answer, 2] host. */
+/* After model_begin of a pass with objective_preference: reads the reference's log-probabilities of the answers, for a
+ * later batch: reference [n_answer, 2] host. */
 void model_read_reference(struct model *m, double *reference);
 /* Tokens drawn after n rows of the micro-batch (op_sample); all in host memory. */
 struct model_draw {
@@ -259,9 +260,9 @@ void model_read(struct model *m, struct model_sums *out); /* waits for the devic
 /* The mean loss that is trained, and what is logged beside it; n_label: labelled tokens of all ranks. */
 double model_objective(const struct model *m, const struct model_sums *t, int64_t n_label);
 struct objective_means model_parts(const struct model *m, const struct model_sums *t, int64_t n_label);
-/* rows, gates [L*E] host: of every expert in training micro-batches since the last call, rows and the sum of their
- * combine weights, over all ranks; 0 in layers without routed experts. gates may be NULL. Resets both. Waits for the
- * device. */
+/* Reads for every expert the number of its rows in training micro-batches since the last call, and the sum of their
+ * combine weights, over all ranks: rows, gates [L*E] host; 0 in layers without routed experts. gates may be NULL.
+ * Resets both. Waits for the device. */
 void model_read_experts(struct model *m, int64_t *rows, double *gates);
 
 /* The input of layer l, or at n_layer the last output, as the forward left it: on the device or in host memory. After

@@ -113,10 +113,10 @@ struct weights {
     int64_t n_decoded, decoded_bytes; /* layers whose experts are decoded; their bytes minus their packed bytes */
     char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
     enum weight_format expert_format; /* before layers are decoded */
-    uint64_t fingerprint;  /* hash of the checkpoint's tensors that were read (of each the first 64 KiB, of experts in
-                              separate tensors the first expert of every layer) and of the format that experts were
-                              packed to. It does not depend on the device, the ranks or decoded layers; 0 in a dry run,
-                              unless weights_options.hashed */
+    uint64_t fingerprint;  /* hash of the checkpoint's tensors that were read, and of the format that experts were
+                              packed to. It covers the first 64 KiB of a tensor and, of experts in separate tensors, the
+                              first expert of every layer. It does not depend on the device, the ranks or decoded
+                              layers; 0 in a dry run, unless weights_options.hashed */
     uint64_t base;         /* the same without that format */
     struct base_hash hash; /* of all bytes that were read, whatever that format is; with expert parallelism it has only
                               this rank's experts until base_hash_join */
@@ -183,23 +183,23 @@ int weights_refuse(struct weights_read *f, const char *name, const char *suffix,
                    const char *keys) MT_CHECK;
 int weights_vector(struct weights_read *f, struct tensor *out, const char *name, const char *suffix,
                    int64_t n) MT_CHECK;
-/* The weight of a norm; arch.norm_plus_one adds 1. */
+/* Reads the weight of a norm; arch.norm_plus_one adds 1. */
 int weights_norm(struct weights_read *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
-/* weights_vector, times a factor. */
+/* Reads a vector as weights_vector does, times a factor. */
 int weights_scaled(struct weights_read *f, struct tensor *out, const char *name, int64_t n, double factor) MT_CHECK;
-/* The weight of a norm that has none in the checkpoint. */
+/* Makes the weight of a norm that has none in the checkpoint. */
 void weights_ones(struct weights_read *f, struct tensor *out, int64_t n);
-/* A tensor of one number; 1 in a dry run. name has no suffix. */
+/* Reads a tensor of one number; 1 in a dry run. name has no suffix. */
 int weights_number(struct weights_read *f, float *out, const char *name) MT_CHECK;
-/* The weight [C, 1, taps] of a depthwise convolution, as [C, taps]. */
+/* Reads the weight [C, 1, taps] of a depthwise convolution, as [C, taps]. */
 int weights_conv(struct weights_read *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap) MT_CHECK;
-/* A tensor [n_row, n_col] in f32; name has no suffix. */
+/* Reads a tensor [n_row, n_col] in f32; name has no suffix. */
 int weights_table(struct weights_read *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col) MT_CHECK;
-/* The experts of every token id, [V, n_top] i32; an error unless each row has distinct numbers below n_exp. name
+/* Reads the experts of every token id, [V, n_top] i32; an error unless each row has distinct numbers below n_exp. name
  * without suffix. */
 int weights_hash_table(struct weights_read *f, struct tensor *out, const char *name, int64_t n_top,
                        int64_t n_exp) MT_CHECK;
-/* A matrix that model.quantize does not pack. */
+/* Reads a matrix that model.quantize does not pack. */
 int weights_matrix(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
 /* Stacks matrices row-wise into one (q, k, v), with their biases; model.quantize_attention packs them, or
  * model.quantize those of a feed-forward network. */

@@ -37,7 +37,7 @@ static struct st_tensor own_part(const struct weights_read *f, const struct st_t
     return part;
 }
 
-/* One tensor for all experts; each expert is a source. As source_find_stack: 1, 0 or -1. */
+/* Loads one tensor for all experts; each expert is a source. Returns 1, 0 or -1, as source_find_stack. */
 static int load_stack(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     const int64_t count = f->own.count;
@@ -107,7 +107,7 @@ static bool has_experts(const struct weights_read *f, const struct stored_expert
     return any;
 }
 
-/* [E, out] beside a stack. */
+/* Loads the bias [E, out] of a stack. */
 static int load_stack_bias(struct weights_read *f, struct tensor *bias, const char *stack, int64_t n_out)
 {
     char name[320];

@@ -65,7 +65,7 @@ static int load_site(struct weights_read *f, struct hyper *h, const char *site)
     return f->a->hyper.n_stream ? weights_read_hyper(f, h, name, false) : 0;
 }
 
-/* The norms before and after the mixer and the network of the layer, in the order of enum norm_name. */
+/* Loads the norms before and after the mixer and the network of the layer, in the order of enum norm_name. */
 static int load_norms(struct weights_read *f, struct layer_weights *lw)
 {
     struct tensor *const norm[NORM_NAMES] = {&lw->attn_norm,          &lw->mixer_post,      &lw->ffn_norm,
@@ -124,7 +124,7 @@ static int load_head(struct weights_read *f, struct weight *head)
                    checkpoint_name(&f->ck, full, sizeof(full), name.s));
 }
 
-/* The weights of the streams before the final norm. */
+/* Loads the weights of the streams before the final norm. */
 static int load_hyper_head(struct weights_read *f, struct hyper *h)
 {
     const struct name name[] = {end_name(f, "hc_head.hc_fn", ""), end_name(f, "hc_head.hc_base", ""),

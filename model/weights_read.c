@@ -159,7 +159,7 @@ static int check_alike(struct weights_read *f, const struct source *s, int64_t n
     return 0;
 }
 
-/* The plane of one source, at dst. */
+/* Writes the plane of one source to dst. */
 static int put_plane(struct weights_read *f, char *dst, const struct source *s, const struct format *to, int plane)
 {
     const int64_t bytes = source_bytes(s, to, plane);
@@ -179,7 +179,7 @@ static int put_plane(struct weights_read *f, char *dst, const struct source *s, 
     return 0;
 }
 
-/* A plane of n sources, one after the other; a table is that of the first one, which all have. */
+/* Writes a plane of n sources, one after the other; for a table that of the first source, since all have the same. */
 static int put_planes(struct weights_read *f, struct weight *w, const struct source *s, int64_t n,
                       const struct format *to, int plane)
 {
@@ -213,7 +213,7 @@ void weights_read_describe(struct weights_read *f, enum weight_format held, bool
                  !f->quantizer.q.format || stored ? "" : ", as in the checkpoint");
 }
 
-/* 1 when model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. With
+/* Returns 1 if model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. With
  * model.quantize_attention, experts that the checkpoint has packed keep their format. */
 static int wants_packing(struct weights_read *f, const struct source *s, enum role role)
 {
@@ -223,7 +223,7 @@ static int wants_packing(struct weights_read *f, const struct source *s, enum ro
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, safetensors_stored(s->data), f->err) : 0;
 }
 
-/* If several sources form one matrix, each must end where a block of the matrix ends. */
+/* Checks that each of several sources that form one matrix ends where a block of the matrix ends. */
 static int check_ends(struct weights_read *f, const struct weight *w, const struct source *s, int64_t n)
 {
     for (int64_t i = 0; i < n && n != w->n_exp; i++)
@@ -322,7 +322,7 @@ int weights_norm(struct weights_read *f, struct tensor *out, const char *name, i
     return weights_read_norm(f, out, weights_read_name(f, name, ".weight").s, n);
 }
 
-/* A tensor whose values are [n_row, n_col]. */
+/* Reads a tensor whose values are [n_row, n_col]. */
 static int table(struct weights_read *f, struct tensor *out, const char *name, int ndim, const int64_t *shape,
                  int64_t n_row, int64_t n_col)
 {

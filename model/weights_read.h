@@ -52,11 +52,12 @@ int weights_read_stack(struct weights_read *f, struct weight *w, const struct so
  * NULL. */
 void weights_read_describe(struct weights_read *f, enum weight_format held, bool nested, const char *stored,
                            bool packed);
-/* A matrix; the weight of a norm. name is the whole name. */
+/* Read a matrix, and the weight of a norm. name is the whole name. */
 int weights_read_matrix(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in,
                         enum role role);
 int weights_read_norm(struct weights_read *f, struct tensor *out, const char *name, int64_t n);
-/* fn, base and scale of hyper-connections, by their whole names; head: pre alone (kernels/ops/ops.h). */
+/* Reads fn, base and scale of hyper-connections, by their whole names; head: only the part `pre`
+ * (kernels/ops/ops.h). */
 int weights_read_hyper(struct weights_read *f, struct hyper *h, const struct name name[3], bool head);
 /* The dtype that op_decode writes. */
 enum dtype weights_read_decoded_dtype(const struct device *dev);

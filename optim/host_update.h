@@ -5,7 +5,7 @@
 
 #include "optim/optimizer.h"
 
-/* working: the copies of param on the device. Allocates the arrays on dev->host. */
+/* Allocates the arrays on dev->host. working: the copies of param on the device. */
 void host_update_open(struct optimizer *opt, struct device *dev, struct tensor working, int64_t n_layer);
 void host_update_close(struct optimizer *opt); /* frees the tables */
 /* Call it when the gradients of a layer are complete for this step: copies them to the host. */

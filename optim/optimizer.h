@@ -77,7 +77,7 @@ struct optimizer {
 };
 
 int optimizer_count_states(const struct optimizer_kind *kind);
-/* State i [n_state] as stat values in host memory: reads or writes it. */
+/* Read or write state i [n_state] as stat values in host memory. */
 void optimizer_get_state(const struct optimizer *opt, struct device *dev, int i, void *values);
 void optimizer_set_state(const struct optimizer *opt, struct device *dev, int i, const void *values);
 /* The factors of a step of AdamW. */

@@ -26,7 +26,7 @@ static bool message_is_other(struct json message, enum chat_arguments form)
     return false;
 }
 
-/* A string becomes its JSON, an object a string. */
+/* Writes a string as the JSON in it, an object as a string. */
 static int put_other(struct text_buf *t, struct json arguments, struct err *err)
 {
     struct text_buf text = {0};
@@ -53,7 +53,8 @@ static int put_other(struct text_buf *t, struct json arguments, struct err *err)
     return 0;
 }
 
-/* in_call: value is a call, its `function`, or a list of calls; otherwise a message, or a list of messages. */
+/* Writes a value. in_call: it is a call, its `function`, or a list of calls; otherwise it is a message, or a list of
+ * messages. */
 static int put_value(struct text_buf *t, struct json value, bool in_call, enum chat_arguments form, struct err *err)
 {
     const bool array = json_type(value) == JSON_ARRAY;

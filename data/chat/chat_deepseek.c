@@ -91,7 +91,7 @@ static int put_instructions(struct chat *c, const struct turn *t, struct err *er
     return text_put_json(c->out, format, err);
 }
 
-/* A tool's result: a string, a list of parts, or any JSON. */
+/* Writes a tool's result: a string, a list of parts, or any JSON. */
 static int put_result(struct chat *c, struct json message, struct err *err)
 {
     const struct json content = json_find(message, "content");
@@ -135,7 +135,7 @@ static bool is_tool(struct json message)
     return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "tool");
 }
 
-/* The messages of a turn, separated by blank lines; the k-th result answers the k-th call. */
+/* Writes the messages of a turn, separated by blank lines; the k-th result answers the k-th call. */
 static int put_user(struct chat *c, const struct turn *t, struct err *err)
 {
     struct result {
@@ -161,7 +161,7 @@ static int put_user(struct chat *c, const struct turn *t, struct err *err)
     return rc;
 }
 
-/* An object's members, each as text or as JSON. */
+/* Writes an object's members, each as text or as JSON. */
 static int put_members(struct chat *c, struct json arguments, struct err *err)
 {
     const char *key, *s;

@@ -46,7 +46,7 @@ void chat_marks_find(struct chat_marks *m, const struct text_buf *text)
 
 /* ---- the copy */
 
-/* A string and the mark. */
+/* Writes a string and the mark. */
 static int put_marked(struct chat_marks *m, struct json string, const char *mark, struct err *err)
 {
     if (text_put_json(&m->row, string, err)) return -1;
@@ -61,7 +61,7 @@ static bool is_scalar(struct json j)
     return json_type(j) == JSON_INT || json_type(j) == JSON_REAL || json_type(j) == JSON_BOOL;
 }
 
-/* A number, true or false as a string, with the mark. */
+/* Writes a number, true or false as a string, with the mark. */
 static int put_scalar(struct chat_marks *m, struct json value, const char *mark, struct err *err)
 {
     text_put(&m->row, "\"");

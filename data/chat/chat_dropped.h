@@ -16,7 +16,7 @@ struct chat_marks {
     } * items;
     int64_t n, cap;
 };
-/* Only the first n messages get marks. Zeroed marks are valid, and their memory is reused. */
+/* Puts marks into the first n messages. Zeroed marks are valid, and their memory is reused. */
 int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err *err) MT_CHECK;
 /* Sets `found` of the marks that the text has. */
 void chat_marks_find(struct chat_marks *m, const struct text_buf *text);

@@ -179,7 +179,7 @@ static void find_lost(struct chat_reader *r, struct json row, struct json marked
     for (int64_t i = 0; i < n_checked(messages, job) && !r->lost; i++) add_seen(r, r->shapes[i]);
 }
 
-/* Images, audio and video of a row or of a message are lost. */
+/* Records images, audio and video of a row or of a message as lost. */
 static void note_media(struct chat_reader *r, struct json object)
 {
     for (int64_t i = 0; i < CHAT_MEDIA; i++) {

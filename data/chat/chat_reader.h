@@ -33,10 +33,10 @@ struct chat_reader {
     bool has_rules;
 };
 
-/* The samples of a row (chat_samples_make), after it is rewritten for the template (chat_row_rewrite). */
+/* Makes the samples of a row (chat_samples_make), after it is rewritten for the template (chat_row_rewrite). */
 int chat_reader_samples(struct chat_reader *r, struct json row, enum loss_on loss, bool whole,
                         const struct chat_options *opt, struct err *err) MT_CHECK;
-/* The prompt for the row's messages, without answers at its end, as the only sample. */
+/* Makes one sample: the prompt for the row's messages, without answers at its end. */
 int chat_reader_prompt(struct chat_reader *r, struct json row, const struct chat_options *opt,
                        struct err *err) MT_CHECK;
 void chat_reader_clear(struct chat_reader *r); /* no row was read */

@@ -52,7 +52,7 @@ int chat_row_check_loss(struct json object, bool message, struct err *err)
 
 /* ---- values ---- */
 
-/* The value without its null members. */
+/* Writes the value without its null members. */
 static int put_without_nulls(struct writer *w, struct json value, struct err *err)
 {
     const char *key;
@@ -184,7 +184,7 @@ static int put_call(struct writer *w, struct json call, struct err *err)
     return 0;
 }
 
-/* A call, a list of calls, or JSON text of these. */
+/* Writes a call, a list of calls, or JSON text of these. */
 static int put_call_list(struct writer *w, struct json calls, struct err *err)
 {
     const char *s;
@@ -260,7 +260,7 @@ static int64_t characters(const char *s, int64_t size)
     return n;
 }
 
-/* What axolotl makes of parts with `train` or `weight`: `train_detail` of the joined text. */
+/* Writes `train_detail` of the joined text, as axolotl makes it of parts with `train` or `weight`. */
 static int put_part_details(struct writer *w, struct json parts, struct err *err)
 {
     int64_t at = 0, size;
@@ -474,7 +474,7 @@ static bool is_bare_tool(const struct chat_rules *rules, struct json tool)
     return !rules->bare_tools && json_has(tool, "name") && !json_truthy(json_find(tool, "function"));
 }
 
-/* A tool, or its JSON as text; a list of them. */
+/* Writes a tool, or its JSON as text, or a list of tools. */
 static int put_tools(struct writer *w, struct json tools, struct err *err)
 {
     const char *s;

@@ -4,7 +4,7 @@
 
 #include "data/chat/chat_rules.h"
 
-/* A key whose name says loss (loss_mask, masked, ...) is an error unless it is null, since other trainers select tokens
+/* Refuses keys whose name says loss (loss_mask, masked, ...) unless they are null, since other trainers select tokens
  * with such keys. In a message, the keys that chat_samples_make reads are allowed. */
 int chat_row_check_loss(struct json object, bool message, struct err *err) MT_CHECK;
 

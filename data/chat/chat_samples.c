@@ -391,7 +391,7 @@ static int put_span(const struct conversation *s, struct text_buf *t, int64_t be
 
 /* ---- three ways to find the spans ---- */
 
-/* The spans come from {% generation %} blocks or from DeepSeek's rules; one block is one answer. */
+/* Takes the spans from {% generation %} blocks or from DeepSeek's rules; one block is one answer. */
 static int by_generation(struct conversation *s, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
@@ -540,7 +540,7 @@ static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct t
     return 0;
 }
 
-/* One text, with spans over all answers in it. */
+/* Makes one text, with spans over all answers in it. */
 static int in_whole(struct conversation *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);

@@ -21,8 +21,8 @@ struct chat_samples {
 void chat_samples_clear(struct chat_samples *s); /* keeps the memory */
 void chat_samples_free(struct chat_samples *s);
 
-/* The texts to train on from one conversation; out is emptied first. An answer's span begins where its prompt ends and
- * includes the token that ends the turn. This may be the next role's token (chat_template_next_role), which is
+/* Makes the texts to train on from one conversation; out is emptied first. An answer's span begins where its prompt
+ * ends and includes the token that ends the turn. This may be the next role's token (chat_template_next_role), which is
  * appended to a text that ends with the answer.
  *
  * Many templates write an earlier answer differently from the last one: without its reasoning, or with another end. One
@@ -42,7 +42,7 @@ void chat_samples_free(struct chat_samples *s);
 int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
                       bool whole, const struct chat_options *opt, struct err *err) MT_CHECK;
 
-/* The rendered messages without the last opt->leave_out, as a prompt: one sample without spans. */
+/* Renders the messages without the last opt->leave_out as a prompt: one sample without spans. */
 int chat_samples_prompt(struct chat_samples *out, const struct chat_template *t, struct json row,
                         const struct chat_options *opt, struct err *err) MT_CHECK;
 

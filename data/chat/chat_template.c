@@ -152,7 +152,7 @@ static const char *token_text(struct json token)
     return json_type(token) == JSON_STRING && !json_str(token, &text, &size, NULL) ? text : "";
 }
 
-/* Members of `from` whose name ends in `end`. */
+/* Loads the tokens that are members of `from` and whose name ends in `end`. */
 static void load_others(struct chat_template *t, struct json from, const char *end)
 {
     const char *key;
@@ -166,7 +166,8 @@ static void load_others(struct chat_template *t, struct json from, const char *e
     }
 }
 
-/* map: of special_tokens_map.json, which is used if tokenizer_config.json has no added_tokens_decoder. */
+/* Loads the special tokens. map: special_tokens_map.json, which is used if tokenizer_config.json has no
+ * added_tokens_decoder. */
 static void load_tokens(struct chat_template *t, struct json config, struct json map)
 {
     for (int64_t i = 0; i < MT_LEN(token_names); i++) {
@@ -191,7 +192,7 @@ static int load_named(struct chat_template *t, const char *dir, struct json conf
     return 0;
 }
 
-/* As in transformers, a template "tool_use" serves rows with tools also where there is no "default". */
+/* Uses the template "tool_use" for rows with tools also if there is no "default", as transformers does. */
 static void use_tools_only(struct chat_template *t)
 {
     if (t->main || !t->tools) return;
@@ -202,7 +203,7 @@ static void use_tools_only(struct chat_template *t)
     t->tools_only = true;
 }
 
-/* [{name, template}, ...] or {name: template, ...} */
+/* Loads [{name, template}, ...] or {name: template, ...}. */
 static int load_list(struct chat_template *t, struct json list, const char *path, struct err *err)
 {
     const bool map = json_type(list) == JSON_OBJECT;
@@ -242,7 +243,7 @@ static int load_config(struct chat_template *t, const char *dir, const char *nam
     return rc;
 }
 
-/* chat_template.jinja and additional_chat_templates/NAME.jinja. When there are any, transformers does not look at
+/* Loads chat_template.jinja and additional_chat_templates/NAME.jinja. When there are any, transformers does not look at
  * tokenizer_config.json. */
 static int load_files(struct chat_template *t, const char *dir, struct err *err)
 {
@@ -257,7 +258,8 @@ static int load_files(struct chat_template *t, const char *dir, struct err *err)
     return 0;
 }
 
-/* In the order of transformers: these files, tokenizer_config.json, and the file of its older processors. */
+/* Loads the first template in the order of transformers: files of templates, tokenizer_config.json, the file of older
+ * processors. */
 static int load_found(struct chat_template *t, const char *dir, struct err *err)
 {
     if (load_files(t, dir, err) || load_config(t, dir, "tokenizer_config.json", true, t->main != NULL, err)) return -1;
@@ -319,7 +321,7 @@ int chat_template_check_kwargs(const char *kwargs, struct err *err)
 /* Variables of every conversation, which moetrain sets. */
 static const char *const row_names[] = {"messages", "tools", "documents", "add_generation_prompt"};
 
-/* "; it reads thinking, ..." */
+/* Lists the variables that the template reads, for errors: "; it reads thinking, ...". */
 static void known_text(char text[320], const struct chat_template *t)
 {
     const char *names[MAX_VARS];
@@ -402,7 +404,7 @@ static void add_json(struct vars *v, const char *name, struct json j)
     add(v, name, json_type(j) == JSON_ABSENT ? JINJA_NONE : JINJA_JSON)->json = j;
 }
 
-/* null counts as absent: Arrow adds it for the keys of other rows. */
+/* Adds the row's variables. null counts as absent: Arrow adds it for the keys of other rows. */
 static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
 {
     const char *key;

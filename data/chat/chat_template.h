@@ -10,17 +10,17 @@ struct chat_template; /* read-only after load: threads may share it */
 #define CHAT_TEMPLATE_FILE "chat_template.jinja"
 #define CHAT_TEMPLATES_DIR "additional_chat_templates"
 
-/* The template of a checkpoint's directory, and the one named "tool_use" for rows with tools, as transformers 5 finds
- * them: chat_template.jinja and additional_chat_templates/NAME.jinja; else `chat_template` of tokenizer_config.json, a
- * string or a list of {name, template}; else that of chat_template.json. `file`, when not NULL or empty, is used
- * instead; it may be a name of chat_named.h. *out is NULL, without an error, when there is none. */
+/* Loads the template of a checkpoint's directory, and the template "tool_use" for rows with tools, as transformers 5
+ * finds them: chat_template.jinja and additional_chat_templates/NAME.jinja; else `chat_template` of
+ * tokenizer_config.json, a string or a list of {name, template}; else that of chat_template.json. `file`, when not NULL
+ * or empty, is used instead; it may be a name of chat_named.h. *out is NULL, without an error, when there is none. */
 int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err) MT_CHECK;
 /* The rules of DeepSeek V4's encoder (chat_deepseek.h), for its checkpoints, which have no template. */
 struct chat_template *chat_template_deepseek(void);
-/* kwargs: a JSON object of variables that the template reads; it replaces those set before. A row's
+/* Sets variables. kwargs: a JSON object of variables that the template reads; it replaces those set before. A row's
  * chat_template_kwargs override them. After this call only one thread at a time may use the template. */
 int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err) MT_CHECK;
-/* The checks of chat_template_set_kwargs, without a template. */
+/* Makes the checks of chat_template_set_kwargs that need no template. */
 int chat_template_check_kwargs(const char *kwargs, struct err *err) MT_CHECK;
 void chat_template_free(struct chat_template *t);           /* NULL is fine */
 uint64_t chat_template_hash(const struct chat_template *t); /* of the text and the special tokens; 0: NULL */
@@ -31,7 +31,7 @@ const char *chat_template_eos(const struct chat_template *t);     /* eos_token, 
 const char *chat_template_text(const struct chat_template *t);    /* the text for rows without tools; NULL: none */
 /* The text if transformers does not find it in the checkpoint (from `file` or chat_template.json); otherwise NULL. */
 const char *chat_template_foreign(const struct chat_template *t);
-/* Another token that ends generation: the checkpoint lists it in eos_token_id. eos_token itself is ignored. */
+/* Adds another token that ends generation: the checkpoint lists it in eos_token_id. eos_token itself is ignored. */
 void chat_template_add_stop(struct chat_template *t, const char *token, int64_t size);
 /* Whether one of the added tokens ends text[0..size). */
 bool chat_template_stop_before(const struct chat_template *t, const char *text, int64_t size);

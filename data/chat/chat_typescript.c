@@ -37,7 +37,7 @@ static bool is(struct json j, const char *text)
 
 static bool is_list(struct json j) { return json_type(j) == JSON_ARRAY; }
 
-/* Python's str() of a value that is no list and no object. */
+/* Writes Python's str() of a value that is no list and no object. */
 static int put_str(struct text_buf *t, struct json j, struct err *err)
 {
     const char *s;
@@ -124,7 +124,7 @@ static int check_object(struct scope *s, struct json schema, struct err *err)
     return 0;
 }
 
-/* Values of another type than the schema's are an error. */
+/* Refuses values of another type than the schema's. */
 static int check_enum(struct json schema, struct err *err)
 {
     const struct json list = json_find(schema, "enum");
@@ -160,7 +160,7 @@ static const char *union_name(struct json type)
     return NULL;
 }
 
-/* A list of schemas, or of names of types. */
+/* Checks a list of schemas, or of names of types. */
 static int check_each(struct scope *s, struct json list, bool schemas, struct err *err)
 {
     if (!is_list(list)) return json_error(list, err, "must be a list");
@@ -190,7 +190,7 @@ static int check_type(struct scope *s, struct json schema, struct err *err)
 
 static int put_type(struct text_buf *t, struct json schema, int64_t depth, struct err *err);
 
-/* "// " before each line that is not empty. */
+/* Writes the description with "// " before each line that is not empty. */
 static int put_description(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     const struct json j = json_find(schema, "description");
@@ -234,7 +234,7 @@ static int put_limits(struct text_buf *t, struct json schema, int64_t depth, str
     return 0;
 }
 
-/* The comment lines before a type. */
+/* Writes the comment lines before a type. */
 static int put_comments(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     return put_description(t, schema, depth, err) || put_limits(t, schema, depth, err) ? -1 : 0;
@@ -387,7 +387,7 @@ static int put_type(struct text_buf *t, struct json schema, int64_t depth, struc
 
 /* ---- functions ---- */
 
-/* The parameters as an interface, and the definitions. */
+/* Writes the parameters as an interface, and the definitions. */
 static int put_interfaces(struct text_buf *t, struct scope *s, struct json parameters, struct err *err)
 {
     const int64_t n_defs = s->n; /* definitions inside of definitions can be referred to, but are not written */

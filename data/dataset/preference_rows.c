@@ -61,7 +61,7 @@ static int put_message(struct text_buf *out, const char *role, struct json conte
     return 0;
 }
 
-/* A message as it is; a turn of sharegpt as a message. */
+/* Writes a message as it is, and a turn of sharegpt as a message. */
 static int put_turn(struct text_buf *out, struct json turn, struct err *err)
 {
     const char *from;
@@ -73,7 +73,7 @@ static int put_turn(struct text_buf *out, struct json turn, struct err *err)
     return put_message(out, from, json_find(turn, "value"), turn, err);
 }
 
-/* The question of a row of alpaca, after its earlier turns. */
+/* Writes the question of a row of alpaca, after its earlier turns. */
 static int put_alpaca(struct text_buf *out, struct json row, struct err *err)
 {
     static const struct json no_turn;
@@ -245,7 +245,7 @@ static int divide(struct answer *a, struct json row, struct json own, struct jso
         row, err, "the two answers have no common beginning, which would be the prompt: write the prompt as `prompt`");
 }
 
-/* The two answers of a row under any of its keys. */
+/* Finds the two answers of a row under any of its keys. */
 static int find_two(struct json row, struct json two[2], struct err *err)
 {
     static const char *const keys[][2] = {
@@ -264,7 +264,7 @@ static int find_two(struct json row, struct json two[2], struct err *err)
         "to these names with data.columns");
 }
 
-/* The best and the worst of the rated answers; 1: all have the same rating. */
+/* Finds the best and the worst of the rated answers; 1: all have the same rating. */
 static int find_rated(struct json row, struct json two[2], struct err *err)
 {
     const struct json responses = json_find(row, "responses"), ratings = json_find(row, "ratings");
@@ -285,7 +285,8 @@ static int find_rated(struct json row, struct json two[2], struct err *err)
     return best[0] > best[1] ? 0 : 1;
 }
 
-/* ms-swift: `messages` end with the chosen answer, and `text` is the rejected answer. */
+/* Finds prompt and completion in a row of ms-swift: `messages` end with the chosen answer, and `text` is the rejected
+ * answer. */
 static void replace_last(struct answer *a, struct json messages, struct json text, bool worse)
 {
     const int64_t n = MT_MAX(json_count(messages) - 1, 0);
@@ -312,7 +313,7 @@ int preference_row_answer(struct text_buf *out, struct json row, bool worse, str
     return put_answer(out, row, &a, err);
 }
 
-/* The label of KTO; also as text, as in cells of CSV files. */
+/* Reads the label of KTO; also as text, as in cells of CSV files. */
 static int read_label(bool *good, struct json row, struct err *err)
 {
     static const char *const words[] = {"false", "0", "undesirable", "true", "1", "desirable"};

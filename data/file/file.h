@@ -29,21 +29,22 @@ struct line_reader *line_reader_open(const char *path, struct err *err) MT_CHECK
 /* line_reader_open for a caller that opens the path only once: the path may also be a pipe named by its descriptor,
  * such as a shell's <(...) or /dev/stdin. */
 struct line_reader *line_reader_open_once(const char *path, struct err *err) MT_CHECK;
-/* 1: *line is the next line without its end (LF or CR LF), NUL-terminated, valid until the next call, *size bytes.
- * 0: end of file. -1: error (unreadable, damaged or truncated gzip). A UTF-8 BOM at the start is dropped. */
+/* Reads a line. 1: *line is the next line without its end (LF or CR LF), NUL-terminated, valid until the next call,
+ * *size bytes. 0: end of file. -1: error (unreadable, damaged or truncated gzip). A UTF-8 BOM at the start is
+ * dropped. */
 int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct err *err) MT_CHECK;
 int64_t line_reader_line(const struct line_reader *r); /* number of the line last returned, from 1 */
-/* Instead of lines: the next bytes, in chunks of any size. 1: there are some, 0: end of file, -1: error. */
+/* Reads the next bytes instead of lines, in chunks of any size. 1: there are some, 0: end of file, -1: error. */
 int line_reader_chunk(struct line_reader *r, const char **bytes, int64_t *size, struct err *err) MT_CHECK;
-/* The first byte that is not blank, within the first 256 KiB, without consuming it; 0: there is none. -1: error. A BOM
- * is dropped. Only before the first read. */
+/* Returns the first byte that is not blank, within the first 256 KiB, without consuming it; 0: there is none. -1:
+ * error. A BOM is dropped. Call it only before the first read. */
 int line_reader_peek(struct line_reader *r, char *first, struct err *err) MT_CHECK;
 const char *line_reader_path(const struct line_reader *r);
 /* Position in the file on disk after the returned bytes, of which the caller has not used the last `unread`. */
 int64_t line_reader_position(const struct line_reader *r, int64_t unread);
 void line_reader_close(struct line_reader *r);
 
-/* path = DIR/NAME. Functions that end in _in take both instead of a path. */
+/* Sets path to DIR/NAME. Functions whose names end in _in take DIR and NAME instead of a path. */
 int file_in(char path[MT_PATH], const char *dir, const char *name, struct err *err) MT_CHECK;
 
 /* Writes path + ".tmp", fsyncs, renames it to path, fsyncs the directory: readers see the whole old or the whole new
@@ -92,14 +93,15 @@ int file_check_kind(const char *path, bool want_dir, struct err *err) MT_CHECK;
 /* Whether file_make_dirs could create path, with the same error if not; changes nothing. */
 int file_check_dirs(const char *path, struct err *err) MT_CHECK;
 bool file_is_writable(const char *path); /* a file, or a directory in which files can be created */
-/* Directory entries without "." and "..", sorted; *names is one allocation per entry, free with file_list_free. */
+/* Lists directory entries without "." and "..", sorted; *names is one allocation per entry, free with
+ * file_list_free. */
 int file_list(const char *dir, char ***names, int64_t *count, struct err *err) MT_CHECK;
 void file_list_free(char **names, int64_t count);
 /* For an error about a path: "the path is relative to the current directory, DIR; ". An absolute path: "". */
 char *file_relative_to(char buf[MT_PATH + 64], const char *path);
 /* in[n], of gzip or zlib, -> out[size]. False: damaged, or of another size. */
 bool file_gunzip(uint8_t *out, int64_t size, const uint8_t *in, int64_t n);
-/* CRC-32 (zlib's) of a file. */
+/* Computes zlib's CRC-32 of a file. */
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err) MT_CHECK;
 /* "zlib 1.2.13", for --version; likewise the other *_library functions */
 const char *file_library(char name[64]);

@@ -170,7 +170,7 @@ static int fetch(const struct hub_repo *repo, const struct wanted *w, struct err
 
 /* ---- models */
 
-/* The shards that the index lists, each once. */
+/* Adds the shards that the index lists, each once. */
 static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err *err)
 {
     char path[MT_PATH];
@@ -194,7 +194,7 @@ static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err
     return rc;
 }
 
-/* A required file of a model. */
+/* Adds a required file of a model. */
 static int want_needed(const struct hub_repo *repo, struct wanted *w, const char *name, const char *more,
                        struct err *err)
 {
@@ -210,7 +210,7 @@ static void want_useful(const struct hub_repo *repo, struct wanted *w, const cha
     if (f) want(w, f);
 }
 
-/* The code of tokenizers that transformers lacks, which merged exports copy, and more chat templates. */
+/* Adds the code of tokenizers that transformers lacks, which merged exports copy, and more chat templates. */
 static void want_patterns(const struct hub_repo *repo, struct wanted *w)
 {
     static const char *const ends[][2] = {
@@ -269,8 +269,8 @@ static bool has_ref(const struct hub_repo *repo)
     return !hub_repo_path(path, repo, "refs", repo->revision, NULL) && file_exists(path);
 }
 
-/* *headers true: for a plan, which downloads only the headers of shards that are not in the cache. check: called before
- * shards are downloaded; NULL: not. */
+/* Fetches a model. *headers true: for a plan, which downloads only the headers of shards that are not in the cache.
+ * check: called before shards are downloaded; NULL: no call. */
 static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, const struct hub_check *check,
                       struct err *err)
 {
@@ -436,7 +436,7 @@ static int ask_for_name(const struct hub_repo *repo, const char *what, struct er
                    what, repo->id, shown ? names : "nothing", shown == 8 ? ", ..." : "");
 }
 
-/* The files that match the pattern, or the only data file. */
+/* Adds the files that match the pattern, or the only data file. */
 static int want_data(const struct hub_repo *repo, const char *pattern, struct wanted *w, struct err *err)
 {
     char what[HUB_PATH + 64];
@@ -471,7 +471,7 @@ static int fetch_data(struct hub_repo *repo, const char *pattern, const char *sp
     return want_data(repo, split[0] ? rows : pattern, w, err) || fetch(repo, w, err) ? -1 : 0;
 }
 
-/* OWNER/NAME[@REVISION][/FILE or :SPLIT] */
+/* Parses OWNER/NAME[@REVISION][/FILE or :SPLIT]. */
 static int parse_data(struct hub_repo *repo, const char *spec, char pattern[HUB_PATH], char split[HUB_PATH],
                       struct err *err)
 {
@@ -516,7 +516,7 @@ static int append_paths(struct text_buf *list, const struct hub_repo *repo, cons
     return 0;
 }
 
-/* weight: "*2.5", or "" */
+/* Downloads a data set and adds its paths to the list. weight: "*2.5", or "". */
 static int add_data(struct text_buf *list, const char *spec, const char *weight, struct err *err)
 {
     struct hub_env env;

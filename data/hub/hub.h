@@ -30,7 +30,7 @@ int hub_model_headers(char dir[MT_PATH], const char *path, const char *revision,
 /* The name by which other programs know the model: OWNER/NAME for hub:OWNER/NAME@REVISION, else the path. */
 const char *hub_model_name(char name[MT_PATH], const char *path);
 
-/* id: OWNER/NAME of hub:OWNER/NAME. */
+/* Sets id to OWNER/NAME of hub:OWNER/NAME. */
 int hub_repository(char *id, size_t n, const char *path, struct err *err) MT_CHECK;
 
 /* Replaces every hub:OWNER/NAME[@REVISION] in comma-separated files by its path in the cache; mem_free it. A weight may

@@ -35,7 +35,7 @@ static bool is_true(const char *value)
     return false;
 }
 
-/* The library's root folder: HF_HOME, or huggingface in the user's cache. */
+/* Finds the library's root folder: HF_HOME, or huggingface in the user's cache. */
 static int find_home(char home[MT_PATH], struct err *err)
 {
     const char *hf = getenv("HF_HOME"), *xdg = getenv("XDG_CACHE_HOME"), *user = getenv("HOME");
@@ -122,7 +122,7 @@ bool hub_path_is_safe(const char *path)
     }
 }
 
-/* "models--OWNER--NAME" */
+/* Makes the folder's name, "models--OWNER--NAME". */
 static void folder_name(char name[HUB_PATH + 16], const struct hub_repo *repo)
 {
     const char *slash = strchr(repo->id, '/');
@@ -205,7 +205,7 @@ void hub_repo_free(struct hub_repo *repo)
 
 static int walk(struct hub_repo *repo, const char *name, struct err *err);
 
-/* The hash in the target of a snapshot's link, which is the blob's name; "" when the target has another name. */
+/* Reads the hash in the target of a snapshot's link, which is the blob's name; "" when the target has another name. */
 static void linked_hash(char etag[HASH_HEX], const char *path)
 {
     char target[MT_PATH];
@@ -234,7 +234,7 @@ static int add_entry(struct hub_repo *repo, const char *name, struct err *err)
     return 0;
 }
 
-/* Every regular file below a folder of the snapshot; `name` is the folder in the repository, "" its root. */
+/* Adds every regular file below a folder of the snapshot; `name` is the folder in the repository, "" its root. */
 static int walk(struct hub_repo *repo, const char *name, struct err *err)
 {
     char dir[MT_PATH], below[HUB_PATH];
@@ -353,7 +353,7 @@ static int write_small(const char *path, const char *text, struct err *err)
     return put_in_place(tmp, path, err);
 }
 
-/* The tag by which backup programs recognise a cache (bford.info/cachedir). */
+/* Writes the tag by which backup programs recognise a cache (bford.info/cachedir). */
 static int write_tag(const struct hub_env *env, struct err *err)
 {
     static const char tag[] = "Signature: 8a477f597d28d172789f06886806bc55\n"

@@ -72,7 +72,7 @@ int hub_part_open(int *fd, const char *path, struct err *err) MT_CHECK;
  * is missing, or the snapshot has invalid links. */
 int hub_cache_list(struct hub_repo *repo, struct err *err) MT_CHECK;
 bool hub_cache_has(const struct hub_repo *repo, const struct hub_file *f); /* the complete blob */
-/* *fd: the lock on the blob, released by closing it; -1 when another process holds it. */
+/* Locks a blob. *fd: the lock, released by closing it; -1 when another process holds it. */
 int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *f, struct err *err) MT_CHECK;
 /* Creates the folders of blobs and checks the disk space for n files that are missing or incomplete; the error gives
  * both sizes. */

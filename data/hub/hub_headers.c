@@ -41,7 +41,7 @@ bool hub_headers_needless(const struct hub_repo *repo, struct hub_file const *co
     return all;
 }
 
-/* A link to the target of the snapshot's link. */
+/* Makes a link to the target of the snapshot's link. */
 static int link_small(const struct hub_repo *repo, const char *name, struct err *err)
 {
     char from[MT_PATH], to[MT_PATH], target[MT_PATH];

@@ -152,7 +152,7 @@ static void close_file(struct transfer *t)
 
 /* ---- the file of a transfer */
 
-/* The hash that the hub lists: SHA-256 of large files, git's SHA-1 of small ones. */
+/* Starts the hash that the hub lists: SHA-256 of large files, git's SHA-1 of small ones. */
 static void start_hash(struct transfer *t)
 {
     if (strlen(t->file->etag) == 64)
@@ -206,7 +206,7 @@ static int write_part(struct transfer *t, const char *data, int64_t size)
     return 0;
 }
 
-/* All bytes have arrived: the partial file becomes the blob if its hash is right. */
+/* Call it when all bytes have arrived: the partial file becomes the blob if its hash is right. */
 static void finish_file(struct transfer *t)
 {
     char part[MT_PATH], blob[MT_PATH], hex[HASH_HEX], why[160];
@@ -344,7 +344,7 @@ static size_t on_body(char *data, size_t one, size_t n, void *user)
 
 /* ---- the end of a try */
 
-/* A final error in words: a retry would give the same answer. */
+/* Ends a transfer with an error in words, because a retry would give the same answer. */
 static void refuse(struct transfer *t, long status)
 {
     const struct hub_env *env = t->repo->env;
@@ -393,7 +393,7 @@ static bool may_pass(CURLcode rc)
     return true;
 }
 
-/* The viewer gives its error in the body, {"error": ...}. */
+/* Reads the viewer's error, which is in the body: {"error": ...}. */
 static void read_error(struct transfer *t)
 {
     const char *message = "";

@@ -22,8 +22,8 @@ int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int
  * connections, 429 and 5xx are retried with delays; after a failure the next call resumes. */
 int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n,
                    struct err *err) MT_CHECK;
-/* Only the headers of safetensors files at repo->commit, by range requests: text[i] has the first size[i] bytes of
- * files[i], length and header; mem_free it. A server without ranges is stopped after the header. */
+/* Downloads only the headers of safetensors files at repo->commit, by range requests: text[i] has the first size[i]
+ * bytes of files[i], length and header; mem_free it. A server without ranges is stopped after the header. */
 int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, char **text,
                      int64_t *size, struct err *err) MT_CHECK;
 /* Total milliseconds for a small answer, even when bytes keep arriving. */

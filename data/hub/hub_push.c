@@ -65,7 +65,7 @@ static struct json_doc *answer_of(struct push *p, struct hub_send *s, const char
     return doc;
 }
 
-/* A request with a JSON body to an address of the hub; s gets the answer, whose text the caller frees. */
+/* Sends a request with a JSON body to an address of the hub; s gets the answer, whose text the caller frees. */
 static int ask_status(struct push *p, struct hub_send *s, const char *url, const char *body, int64_t size,
                       struct err *err)
 {
@@ -180,7 +180,7 @@ static int create(struct push *p, struct err *err)
     return doc ? 0 : -1;
 }
 
-/* An existing repository stays as public or private as it is. */
+/* Creates the repository if there is none. An existing one stays as public or private as it is. */
 static int find_or_create(struct push *p, struct err *err)
 {
     char url[URL_MAX];
@@ -282,7 +282,7 @@ static void on_sent(void *user, int64_t bytes)
     hub_progress_show(&p->progress, p->id, p->done + bytes, p->moved + bytes);
 }
 
-/* Bytes [from, from + size) of the file; *etag if wanted. Signed addresses get no token. */
+/* Sends bytes [from, from + size) of the file; *etag if wanted. Signed addresses get no token. */
 static int put_part(struct push *p, const struct upload *f, int fd, const char *url, int64_t from, int64_t size,
                     char etag[256], struct err *err)
 {
@@ -317,7 +317,7 @@ static int64_t chunk_size(struct json header)
     return json_get_i64(header, "chunk_size", 1, INT64_MAX, &n, NULL) ? 0 : n;
 }
 
-/* Parts of a size that the hub chooses; `href` joins them. */
+/* Sends the file in parts of a size that the hub chooses; a request to `href` then joins them. */
 static int put_parts(struct push *p, const struct upload *f, int fd, struct json header, const char *href,
                      struct err *err)
 {
@@ -352,7 +352,7 @@ static void put_object(struct json_out *o, const struct upload *f)
     json_out_i64(o, "size", f->size);
 }
 
-/* Some stores want to be told that the content is complete. */
+/* Confirms to the store that the content is complete, if the batch's answer asks for it. */
 static int confirm(struct push *p, const struct upload *f, struct json verify, struct err *err)
 {
     const char *href;

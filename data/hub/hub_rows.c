@@ -71,7 +71,7 @@ static int ask_for_split(const struct hub_repo *repo, struct json splits, int64_
                    shown ? names : "no split that the hub shows", shown < json_count(splits) ? ", ..." : "");
 }
 
-/* The only row of the list that `which` matches. */
+/* Finds the only row of the list that `which` matches. */
 static int pick_split(struct download *d, struct json splits, const char *which, struct err *err)
 {
     const char *slash = strrchr(which, '/'), *wanted = slash ? slash + 1 : which, *config, *split;
@@ -189,7 +189,7 @@ static int read_total(struct download *d, struct json page, struct err *err)
     return 0;
 }
 
-/* A page's rows as lines; it may have fewer than requested. */
+/* Writes a page's rows as lines; a page may have fewer rows than requested. */
 static int add_page(struct download *d, const struct hub_answer *a, struct text_buf *lines, int64_t *n, struct err *err)
 {
     const struct hub_repo *repo = d->repo;

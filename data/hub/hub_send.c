@@ -135,7 +135,7 @@ static CURLcode perform(struct one_try *t)
     return rc;
 }
 
-/* What the hub says about a refusal: a header, or {"error": ...}. */
+/* Reads the hub's reason for a refusal: a header, or {"error": ...}. */
 static void read_why(struct one_try *t)
 {
     struct hub_send *s = t->s;

@@ -21,8 +21,8 @@ struct hub_send {
     char etag[256]; /* header ETag; "": none */
     char why[512];  /* what an answer of 400 or more says */
 };
-/* 0: there is an answer, also one that refuses. Broken connections, 408, 429 and 5xx are retried with delays; -1 when
- * that does not help. */
+/* Sends a request. 0: there is an answer, also one that refuses. Broken connections, 408, 429 and 5xx are retried with
+ * delays; -1 when that does not help. */
 int hub_send(const struct hub_env *env, struct hub_send *s, struct err *err) MT_CHECK;
 
 #endif

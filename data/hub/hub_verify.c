@@ -88,7 +88,7 @@ static bool is_marked(const struct marks *m, const struct hub_repo *repo, const 
     return m->n && bsearch(&key, m->lines, (size_t)m->n, sizeof(*m->lines), repo->cached ? by_size_and_time : by_all);
 }
 
-/* -1: the cache cannot be written to. */
+/* Opens moetrain-verified to append to it; -1: the cache cannot be written to. */
 static int open_marks(const struct hub_repo *repo)
 {
     char path[MT_PATH];

@@ -546,7 +546,7 @@ void json_out_i64(struct json_out *o, const char *key, int64_t value)
     put_text(o, text);
 }
 
-/* The fewest digits that read back as the value; 60 is neither 6e+01 nor 60.0. */
+/* Writes the fewest digits that read back as the value; 60 is neither 6e+01 nor 60.0. */
 static void shortest(char text[32], double value)
 {
     snprintf(text, 32, "null");

@@ -63,7 +63,7 @@ int json_opt_bool(struct json j, const char *key, bool *out, struct err *err) MT
 /* json_opt_bool, but null is false, as programs in Python read it. */
 int json_opt_flag(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
 int json_opt_str(struct json j, const char *key, const char **out, struct err *err) MT_CHECK;
-/* The values of array elements, with the checks of json_get_*. */
+/* Read the values of array elements, with the checks of json_get_*. */
 int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_f64(struct json j, double *out, struct err *err) MT_CHECK;
 int json_bool(struct json j, bool *out, struct err *err) MT_CHECK;

@@ -71,7 +71,7 @@ static int read_item(struct json_array *a, struct err *err)
     return 1;
 }
 
-/* Only blanks may follow the closing bracket. */
+/* Checks that only blanks follow the closing bracket. */
 static int at_end(struct json_array *a, struct err *err)
 {
     a->closed = true;

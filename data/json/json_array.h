@@ -15,8 +15,8 @@ struct json_array {
     struct text_buf item;
     bool opened, closed;
 };
-/* 1: *text is the next item, NUL-terminated, valid until the next call. 0: the array is closed and nothing follows. -1:
- * not a JSON array. Items are separated by looking at strings and brackets only. */
+/* Reads an item. 1: *text is the next item, NUL-terminated, valid until the next call. 0: the array is closed and
+ * nothing follows. -1: not a JSON array. Items are separated by looking at strings and brackets only. */
 int json_array_next(struct json_array *a, const char **text, int64_t *size, struct err *err) MT_CHECK;
 void json_array_free(struct json_array *a);
 

@@ -109,7 +109,7 @@ static int shorten(char *text)
     return digits;
 }
 
-/* The shortest digits that read back to the same value; with an exponent outside 1e-4 to 1e16, as in Python. */
+/* Writes the shortest digits that read back to the same value; with an exponent outside 1e-4 to 1e16, as in Python. */
 void text_put_float(struct text_buf *t, double v)
 {
     char text[64];

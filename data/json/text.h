@@ -24,7 +24,7 @@ void text_trim(const char **text, int64_t *size);   /* leaves out white space at
 void text_put(struct text_buf *t, const char *text); /* NUL-terminated */
 void text_put_bytes(struct text_buf *t, const char *text, int64_t size);
 void text_put_base64(struct text_buf *t, const void *data, int64_t n); /* n bytes, with padding */
-/* As json.dumps(value, ensure_ascii=False): ", " and ": " between items, floats as Python's repr. */
+/* Writes a value as json.dumps(value, ensure_ascii=False): ", " and ": " between items, floats as Python's repr. */
 int text_put_json(struct text_buf *t, struct json value, struct err *err) MT_CHECK;
 int text_put_number(struct text_buf *t, struct json number, struct err *err) MT_CHECK;
 void text_put_quoted(struct text_buf *t, const char *s, int64_t size); /* a string of it */

@@ -26,7 +26,7 @@ struct moments moments_of(const double *x, int64_t n, int64_t stride)
 
 static double or_zero(double x) { return isnan(x) ? 0 : x; }
 
-/* Reward minus the mean of the other rows; NaN without one. */
+/* Sets out to reward minus the mean of the other rows; NaN if there is none. */
 static void leave_one_out(double *out, const double *reward, int64_t n)
 {
     const struct moments m = moments_of(reward, n, 1);

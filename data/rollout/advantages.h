@@ -31,8 +31,9 @@ struct advantage_stats {
 void advantages_compute(double *advantage, const double *reward, int64_t n, const struct advantage_options *opt);
 struct advantage_stats advantages_stats(const double *reward, int64_t n, const struct advantage_options *opt);
 
-/* reward.combine = normalize_then_sum: sum [n] of weight * (value - mean) / (deviation + 1e-4) of each reward in its
- * group; values [n, n_reward], nulls left out. Without any value: NaN. Advantages are then those of ADVANTAGE_BATCH. */
+/* For reward.combine = normalize_then_sum. Computes sum [n] of weight * (value - mean) / (deviation + 1e-4) over the
+ * rewards; mean and deviation are those of the group; values [n, n_reward], nulls left out. Without any value: NaN.
+ * Advantages are then those of ADVANTAGE_BATCH. */
 void advantages_normalized_sum(double *sum, const double *values, const double *weights, int64_t n, int64_t n_reward,
                                int64_t n_group);
 

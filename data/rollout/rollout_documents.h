@@ -5,8 +5,8 @@
 #include "data/dataset.h"
 #include "data/rollout/rollouts.h"
 
-/* Document i is prompt and completion of row i; its targets are the tokens with mask 1. mask_truncated: rows without an
- * end token have no targets. The caller frees ds. */
+/* Makes a data set of rollouts. Document i is prompt and completion of row i; its targets are the tokens with mask 1.
+ * mask_truncated: rows without an end token have no targets. The caller frees ds. */
 void rollout_documents(struct dataset *ds, const struct rollouts *r, bool mask_truncated);
 
 #endif

@@ -57,7 +57,7 @@ static int get_list(struct json row, const char *key, int64_t n, struct json *li
                       (long long)n);
 }
 
-/* A finite number, or NaN for null. */
+/* Reads a finite number, or NaN for null. */
 static int read_number(struct json value, double *out, struct err *err)
 {
     *out = NAN;
@@ -151,7 +151,7 @@ static int read_row(struct rollout *out, struct row_arrays *a, struct json row, 
     return 0;
 }
 
-/* "rewards": {NAME: a number or null}, of the last row. */
+/* Reads "rewards": {NAME: a number or null} for the last row. */
 static int read_rewards(struct rollouts *r, struct json row, struct err *err)
 {
     const struct json rewards = json_find(row, "rewards");

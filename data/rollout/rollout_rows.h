@@ -16,7 +16,7 @@ struct rollout_options {
     int64_t max_rows; /* of each entry of the list of files, the first; 0: all */
 };
 
-/* One row, an object; other keys are not read:
+/* Appends a row, an object; other keys are not read:
  * - prompt_ids, completion_ids: lists of ids, not empty
  * - reward: a number or null; group: an integer
  * - rewards: an object of numbers or null by name, at most ROLLOUT_REWARDS names in all rows; may be null or missing

@@ -44,7 +44,7 @@ struct rollouts {
 
 /* Appends a copy of the row. */
 void rollouts_add(struct rollouts *r, const struct rollout *row);
-/* A named reward of the last row; NaN: null. */
+/* Adds a named reward to the last row; NaN: null. */
 int rollouts_add_reward(struct rollouts *r, const char *name, double value, struct err *err) MT_CHECK;
 /* Row i; points into r, until r changes. */
 struct rollout rollouts_row(const struct rollouts *r, int64_t i);

@@ -54,7 +54,7 @@ struct message {
     int64_t n_body;
 };
 
-/* 1: a message, and a->at moves past it; 0: the end of the stream. */
+/* Reads a message. 1: a->at moves past it; 0: the end of the stream. */
 static int next_message(struct arrow *a, struct message *m, struct err *err)
 {
     const int64_t left = a->map.size - a->at;
@@ -195,7 +195,7 @@ static int64_t load(const uint8_t *data, int64_t i, int bytes, bool is_unsigned)
     return (int64_t)(x << (64 - 8 * bytes)) >> (64 - 8 * bytes);
 }
 
-/* The range [*begin, *end) of item i of a list or text in its data, which has `most` elements or bytes. */
+/* Reads the range [*begin, *end) of item i of a list or text in its data, which has `most` elements or bytes. */
 static int take_range(const struct arrow *a, const struct arrow_column *c, int64_t i, int64_t most, int64_t *begin,
                       int64_t *end, struct err *err)
 {
@@ -229,7 +229,7 @@ static int put_list(const struct arrow *a, struct text_buf *t, int64_t at, int64
     return 0;
 }
 
-/* The columns from `child` to `end` at item i. */
+/* Writes the columns from `child` to `end` at item i. */
 static int put_members(const struct arrow *a, struct text_buf *t, int64_t child, int64_t end, int64_t i,
                        struct err *err)
 {
@@ -243,7 +243,7 @@ static int put_members(const struct arrow *a, struct text_buf *t, int64_t child,
     return 0;
 }
 
-/* Item i of a column. */
+/* Writes item i of a column. */
 static int put_item(const struct arrow *a, struct text_buf *t, int64_t at, int64_t i, struct err *err)
 {
     const struct arrow_column *c = &a->schema.columns[at];

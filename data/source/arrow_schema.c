@@ -52,7 +52,7 @@ static int damaged(const char *path, struct err *err)
     return err_set(err, "%s: the schema: the file is damaged or incomplete", path);
 }
 
-/* Sizes, from the type's table. */
+/* Reads the sizes from the type's table. */
 static int read_type(struct arrow_column *c, const struct flatbuffer *f, int64_t kind, int64_t type, const char *path,
                      struct err *err)
 {

@@ -38,7 +38,7 @@ struct arrow_schema {
     struct arrow_column *columns; /* [n] */
     int64_t n, cap, n_top;        /* columns of a row */
 };
-/* `header`: the table of the schema in a message. */
+/* Reads the columns. header: the table of the schema in a message. */
 int arrow_schema_read(struct arrow_schema *s, const struct flatbuffer *f, int64_t header, const char *path,
                       struct err *err) MT_CHECK;
 void arrow_schema_free(struct arrow_schema *s);

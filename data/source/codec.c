@@ -16,7 +16,7 @@ static bool copy(uint8_t *out, int64_t *at, int64_t size, int64_t back, int64_t 
     return true;
 }
 
-/* Snappy's format: the size, then literals and copies of earlier bytes; the low two bits of a tag say which. */
+/* Decodes Snappy's format: the size, then literals and copies of earlier bytes; the low two bits of a tag say which. */
 static bool unpack_snappy(uint8_t *out, int64_t size, const uint8_t *p, int64_t n)
 {
     const uint8_t *end = p + n;
@@ -77,7 +77,7 @@ static bool unpack_lz4(uint8_t *out, int64_t *at, int64_t size, const uint8_t *p
     return false;
 }
 
-/* LZ4's frame format: a header, then blocks under their sizes. Its checksums are not compared. */
+/* Decodes LZ4's frame format: a header, then blocks, each after its size. Checksums are not compared. */
 static bool unpack_lz4_frame(uint8_t *out, int64_t size, const uint8_t *p, int64_t n)
 {
     const uint8_t *end = p + n, flags = n < 7 ? 0 : p[4];

@@ -8,7 +8,7 @@
 
 enum { END = -1, FAILED = -2 };
 
-/* The next byte, END or FAILED, without consuming it. */
+/* Returns the next byte, END or FAILED, without consuming it. */
 static int peek(struct csv *c, struct err *err)
 {
     while (c->at == c->size) {
@@ -45,7 +45,7 @@ static int end_line(struct csv *c, int b, struct err *err)
     return next == FAILED ? -1 : 0;
 }
 
-/* After the quote that closes a cell comes the next cell or the next row. */
+/* Checks the byte b after the quote that closes a cell: it must begin the next cell or row. */
 static int end_quoted(const struct csv *c, int b, struct err *err)
 {
     if (b == END || b == c->delimiter || b == '\n' || b == '\r') return 0;
@@ -53,7 +53,7 @@ static int end_quoted(const struct csv *c, int b, struct err *err)
                    line_reader_path(c->reader), (long long)c->line);
 }
 
-/* The rest of a quoted cell, up to and including the quote that closes it. */
+/* Reads the rest of a quoted cell, up to and including the quote that closes it. */
 static int read_quoted(struct csv *c, struct err *err)
 {
     int b;
@@ -78,7 +78,7 @@ static void end_cell(struct csv *c)
     c->ends[c->n++] = c->n_bytes;
 }
 
-/* 1: a record, 0: the end, -1: error. */
+/* Reads a record. 1: there is one, 0: the end, -1: error. */
 static int read_record(struct csv *c, struct err *err)
 {
     int b = peek(c, err);
@@ -110,7 +110,7 @@ static const char *cell(const struct csv *c, int64_t i, int64_t *size)
 
 /* ---- header */
 
-/* The delimiter that the first line has most of; it reads no further than the first chunk. */
+/* Returns the delimiter that the first line has most of; reads no further than the first chunk. */
 static int guess_delimiter(struct csv *c, struct err *err)
 {
     static const char of[] = ",;\t";

@@ -18,7 +18,7 @@ struct parquet {
 
 /* ---- entries */
 
-/* The entry of a column at which the row is; an error when the row has none left. */
+/* Finds the entry of a column at which the row is; an error when the row has none left. */
 static int peek(struct parquet *p, int64_t column, struct err *err)
 {
     struct parquet_column *c = &p->schema.columns[column];
@@ -37,7 +37,7 @@ static int drop(struct parquet *p, int64_t column, struct err *err)
     return 0;
 }
 
-/* The entries of all columns of a node that is not there. */
+/* Drops an entry of each column of a node that is absent in this row. */
 static int drop_all(struct parquet *p, const struct parquet_node *node, struct err *err)
 {
     for (int64_t i = node->first; i < node->last; i++)
@@ -77,7 +77,7 @@ static int put_members(struct parquet *p, struct text_buf *t, int64_t at, struct
     return 0;
 }
 
-/* The items of a repeated node; an item is the node itself or, with `inner`, its only member. */
+/* Writes the items of a repeated node; an item is the node itself or, with `inner`, its only member. */
 static int put_list(struct parquet *p, struct text_buf *t, int64_t at, bool inner, struct err *err)
 {
     const struct parquet_node *node = &p->schema.nodes[at];
@@ -153,7 +153,7 @@ struct parquet *parquet_open(struct file_map *map, const char *path, struct err 
     return p;
 }
 
-/* The next group with rows; 0: there is none. */
+/* Reads the next group with rows; 0: there is none. */
 static int next_group(struct parquet *p, struct err *err)
 {
     struct parquet_schema *s = &p->schema;

@@ -9,8 +9,8 @@ struct parquet;
 /* Takes the map over, also when it fails. Values that JSON cannot express (decimals, int96, binary) become
  * {"not read": KIND}; a line of the log names their columns. */
 struct parquet *parquet_open(struct file_map *map, const char *path, struct err *err) MT_CHECK;
-/* 1: the next row in *row; 0: there is none. -1: the file is damaged, or has a codec or an encoding that is not read.
- */
+/* Reads a row. 1: the next row is in *row; 0: there is none. -1: the file is damaged, or has a codec or an encoding
+ * that is not read. */
 int parquet_next(struct parquet *p, struct text_buf *row, struct err *err) MT_CHECK;
 int64_t parquet_rows(const struct parquet *p);     /* rows returned */
 int64_t parquet_position(const struct parquet *p); /* their share of the file's bytes */

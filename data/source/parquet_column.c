@@ -27,7 +27,7 @@ static int damaged(const struct parquet_column *c, const char *what, struct err 
 
 /* ---- header of a page */
 
-/* field: the number of the field of the page header that has this header. */
+/* Reads the header of values. field: its number in the page header. */
 static void read_values_header(struct thrift *t, struct page *page, int64_t field)
 {
     const bool v1 = field == V1_HEADER, v2 = field == V2_HEADER;
@@ -166,7 +166,7 @@ static bool supported(int64_t encoding)
     return false;
 }
 
-/* The next page with entries. */
+/* Reads the next page with entries. */
 static int next_page(struct parquet_column *c, struct err *err)
 {
     struct page page;
@@ -216,7 +216,7 @@ int parquet_column_peek(struct parquet_column *c, struct err *err)
     return 1;
 }
 
-/* By the number in the file. */
+/* Finds the codec by its number in the file. */
 static int find_codec(struct parquet_column *c, int64_t codec, struct err *err)
 {
     static const char *const names[] = {"UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW"};

@@ -32,10 +32,11 @@ struct parquet_column {
     struct parquet_runs reps, defs;
     struct parquet_values values;
 };
-/* An error names what is not supported: the codec. */
+/* Opens a column chunk. The error names a codec that is not supported. */
 int parquet_column_open(struct parquet_column *c, const struct file_map *map, const struct parquet_chunk *chunk,
                         struct err *err) MT_CHECK;
-/* 1: rep, def and value are those of the next entry, which stays the next one until it is dropped; 0: there is none. */
+/* Reads an entry. 1: rep, def and value are those of the next entry, which stays the next one until it is dropped; 0:
+ * there is none. */
 int parquet_column_peek(struct parquet_column *c, struct err *err) MT_CHECK;
 static inline void parquet_column_drop(struct parquet_column *c) { c->given = false; }
 void parquet_column_free(struct parquet_column *c);

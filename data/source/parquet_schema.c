@@ -70,7 +70,7 @@ static bool is_text(const struct element *e)
            e->logical == LOGICAL_TEXT || e->logical == LOGICAL_ENUM || e->logical == LOGICAL_JSON;
 }
 
-/* How the values of a column become JSON. */
+/* Sets how the values of a column become JSON. */
 static void set_as(struct parquet_node *node, const struct element *e)
 {
     node->as = PARQUET_AS_NUMBER;
@@ -144,8 +144,8 @@ static int read_node(struct parquet_schema *s, struct thrift *t, const char *pat
     return 0;
 }
 
-/* A list is a group with a repeated member. That member is the item, or a group that holds only the item. For old files
- * the format has rules which of the two it is (parquet-format, LogicalTypes.md). */
+/* Finds the lists. A list is a group with a repeated member. That member is the item, or a group that holds only the
+ * item. For old files the format has rules which of the two it is (parquet-format, LogicalTypes.md). */
 static void find_lists(struct parquet_schema *s)
 {
     char tuple[256];

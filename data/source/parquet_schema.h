@@ -42,7 +42,7 @@ struct parquet_schema {
 /* Reads the metadata at the end of the file. `path` stays the caller's. */
 int parquet_schema_read(struct parquet_schema *s, const struct file_map *map, const char *path,
                         struct err *err) MT_CHECK;
-/* The next row group: its number of rows, and a chunk per column. */
+/* Reads the next row group: its number of rows, and a chunk per column. */
 int parquet_schema_group(struct parquet_schema *s, const char *path, struct parquet_chunk *chunks, int64_t *n_rows,
                          struct err *err) MT_CHECK;
 void parquet_schema_free(struct parquet_schema *s);

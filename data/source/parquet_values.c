@@ -205,7 +205,7 @@ static bool begin_split(struct parquet_values *v)
     return true;
 }
 
-/* The value as PLAIN has it. */
+/* Reads the next value, and puts its bytes together as PLAIN has them. */
 static bool next_split(struct parquet_values *v, struct parquet_value *value)
 {
     const int64_t width = width_of(v), i = v->at++;

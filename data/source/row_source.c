@@ -193,7 +193,7 @@ static int choose(struct row_source *s, const char *path, enum sample_by sample_
     return unknown(path, err);
 }
 
-/* 1: opens a parquet or Arrow file; 0: the file is neither. */
+/* Opens a parquet or Arrow file; 0: the file is neither. */
 static int open_binary(struct row_source *s, struct err *err)
 {
     struct file_map map;

@@ -20,7 +20,8 @@ struct row_source;
 /* The kind follows from the content if it is binary or the ending of the name is unknown, else from the name
  * (source_list.h). */
 struct row_source *row_source_open(const char *path, enum sample_by sample_by, struct err *err) MT_CHECK;
-/* 1: a row; 0: the end; 2: a bad row, err says why, and the next one can be read; -1: the file cannot be read on. */
+/* Reads a row. 1: there is one; 0: the end; 2: a bad row, err says why, and the next one can be read; -1: the file
+ * cannot be read further. */
 int row_source_next(struct row_source *s, struct row_text *row, struct err *err) MT_CHECK;
 int64_t row_source_position(const struct row_source *s); /* in the file on disk, after the last row */
 void row_source_close(struct row_source *s);

@@ -70,7 +70,7 @@ void source_files_free(struct source_files *f)
     *f = (struct source_files){0};
 }
 
-/* Files that describe a data set or a repository. */
+/* Whether a file describes a data set or a repository. */
 static bool describes(const char *name)
 {
     static const char *const names[] = {"README.md",         "LICENSE.md",         "LICENSE.txt",       "CHANGELOG.md",
@@ -78,7 +78,7 @@ static bool describes(const char *name)
     return !strncmp(name, "cache-", 6) || name[0] == '.' || name[0] == '_' || str_in(name, names, MT_LEN(names));
 }
 
-/* A folder that save_to_disk of datasets wrote. */
+/* Whether a folder is one that save_to_disk of datasets wrote. */
 static bool is_saved(const char *dir)
 {
     return file_exists_in(dir, "state.json") && file_exists_in(dir, "dataset_info.json");

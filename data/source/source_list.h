@@ -18,7 +18,7 @@ struct source_files {
     int64_t n, cap;
     int64_t n_texts; /* of folders: texts that are left out because there are files of rows */
 };
-/* The files of one entry; free with source_files_free, also after an error.
+/* Finds the files of one entry; free them with source_files_free, also after an error.
  * - a file: itself
  * - a folder that save_to_disk of datasets wrote: the files that its state.json lists
  * - another folder: all files of rows in it and in its folders, sorted by path; without any, all its texts. Hidden

@@ -54,7 +54,7 @@ struct added_matches { /* zeroed is valid */
     struct added_match *items;
     int64_t n, cap;
 };
-/* The matches in text[0..size), valid UTF-8, in order: the leftmost, and of those the longest. `special`: special
+/* Finds the matches in text[0..size), valid UTF-8, in order: the leftmost, and of those the longest. `special`: special
  * tokens match; otherwise they are text, and hide tokens that begin inside them. */
 void added_find(const struct added_set *set, const char *text, int64_t size, bool special, struct added_matches *out);
 void added_matches_free(struct added_matches *m);

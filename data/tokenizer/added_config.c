@@ -119,7 +119,7 @@ int added_config_decoder(struct added_list *list, const struct bpe *bpe, bool ke
 
 /* ---- named tokens ---- */
 
-/* A token by its text, or as an object; any other value is none. */
+/* Adds a token that is given by its text, or as an object; any other value adds none. */
 static int add_named(struct adder *a, struct json value, struct err *err)
 {
     struct added token = {0}, *there;

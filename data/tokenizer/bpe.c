@@ -165,7 +165,7 @@ static void queue_pair(const struct bpe *b, struct bpe_work *w, int64_t *n_heap,
     if (m->rank != NO_RANK) heap_push(w->heap, n_heap, (uint64_t)m->rank << 32 | (uint32_t)pos);
 }
 
-/* The same for w->symbols[0..n), in n log n. Position 0 is never merged into a left neighbour, so the result begins
+/* Merges w->symbols[0..n) in time n log n. Position 0 is never merged into a left neighbour, so the result begins
  * there. */
 static void merge_long(const struct bpe *b, struct bpe_work *w, int64_t n)
 {
@@ -331,7 +331,7 @@ int32_t bpe_text_id(const struct bpe *b, const char *text, int64_t size)
     return id;
 }
 
-/* Unsupported options must be absent, null, false or empty in the file. */
+/* Checks that unsupported options are absent, null, false or empty in the file. */
 static int check_options(struct bpe *b, struct json model, bool *ignore_merges, struct err *err)
 {
     static const char *const refused[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "unk_token",
@@ -431,7 +431,7 @@ static int load_vocab(struct bpe *b, struct json model, struct json_part part, s
     return 0;
 }
 
-/* The two parts of "a b" or ["a", "b"] as bytes, concatenated after the blob (which has room: see bpe_load). */
+/* Reads the two parts of "a b" or ["a", "b"] as bytes, concatenated after the blob (which has room: see bpe_load). */
 static int read_merge(const struct bpe *b, struct json_scan *s, int64_t *n_left, int64_t *n_right, struct err *err)
 {
     uint8_t *bytes = b->blob + b->blob_size;
@@ -562,7 +562,7 @@ static int64_t decode_base64(uint8_t *out, const char *base64, int64_t size)
     return n;
 }
 
-/* One line without its end. */
+/* Adds the token of one line, without the line's end. */
 static int add_rank(struct bpe *b, const char *line, int64_t size, struct err *err)
 {
     const char *space = memchr(line, ' ', (size_t)size);
@@ -583,7 +583,7 @@ static int add_rank(struct bpe *b, const char *line, int64_t size, struct err *e
     return 0;
 }
 
-/* Every split of a token into two tokens is a merge with the rank of the token. */
+/* Makes the merges: every split of a token into two tokens is a merge with the rank of the token. */
 static int merges_of_ranks(struct bpe *b, struct err *err)
 {
     struct bpe_merge *list = NULL;

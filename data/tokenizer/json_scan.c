@@ -68,7 +68,7 @@ static int64_t unescape(struct json_scan *s, char *out)
     return put_utf8(out, 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00));
 }
 
-/* The string at s->at, a quote: in place, or with its escapes resolved in s->text. */
+/* Reads the string at s->at, a quote: in place, or with its escapes resolved in s->text. */
 static int read_string(struct json_scan *s, const char **out, int64_t *size)
 {
     const char *begin = ++s->at;

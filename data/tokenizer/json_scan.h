@@ -26,16 +26,16 @@ struct json_scan {
     char *text; /* of the last string that had escapes */
     int64_t cap;
 };
-/* -1 when the part is not valid UTF-8. s needs json_scan_close also after an error. */
+/* Opens a part; -1 when it is not valid UTF-8. s needs json_scan_close also after an error. */
 int json_scan_open(struct json_scan *s, struct json_part part, struct json where, struct err *err) MT_CHECK;
 void json_scan_close(struct json_scan *s);
-/* 1: at the value of the next item, of an object with s->key; 0: end of the innermost open array or object; -1: not
- * valid JSON. */
+/* Moves to the next item. 1: at its value, in an object with s->key; 0: end of the innermost open array or object; -1:
+ * not valid JSON. */
 int json_scan_next(struct json_scan *s, struct err *err) MT_CHECK;
 bool json_scan_is_array(const struct json_scan *s); /* the value is a string */
-/* The value is an array; json_scan_next returns its items, then 0. */
+/* Enters the value, which must be an array; json_scan_next returns its items, then 0. */
 int json_scan_array(struct json_scan *s, struct err *err) MT_CHECK;
-/* *out: [size] without a NUL, valid until the next string is read. */
+/* Reads the value, a string. *out: [size] without a NUL, valid until the next string is read. */
 int json_scan_str(struct json_scan *s, const char **out, int64_t *size, struct err *err) MT_CHECK;
 int json_scan_i64(struct json_scan *s, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 /* An error that names file and item, as json_error does. */

@@ -208,7 +208,7 @@ static int too_large(struct err *err)
                    NORMALIZER_GROWTH);
 }
 
-/* The leftmost of overlapping matches counts. Without a match n->text stays NULL. */
+/* Replaces matches, of overlapping ones the leftmost. Without a match n->text stays NULL. */
 static int replace(struct normal *n, const char *text, int64_t size, const char *from, const char *to, int64_t room,
                    struct err *err)
 {
@@ -235,7 +235,7 @@ int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_
     return 0;
 }
 
-/* Empty strings are refused: removed bytes would belong to no token. */
+/* Loads a string of a step. Empty strings are refused: removed bytes would belong to no token. */
 static int load_string(struct json j, const char *key, char *out, struct err *err)
 {
     const char *text;

@@ -21,7 +21,7 @@ struct normal {
     int32_t *begin, *end; /* [size] for each byte, the bytes [begin, end) of the input that it came from */
 };
 void normal_free(struct normal *n);
-/* Unicode's form C. text: valid UTF-8 of at most INT32_MAX bytes. Error: more combining marks in a row than any
+/* Makes Unicode's form C. text: valid UTF-8 of at most INT32_MAX bytes. Error: more combining marks in a row than any
  * language uses. */
 int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err) MT_CHECK;
 /* A copy to compare texts by, with its size: in form KC, and without case where `fold` is true. NULL: more combining
@@ -42,7 +42,7 @@ struct normalizer {
     struct normalizer_step steps[NORMALIZER_STEPS];
     int64_t n_steps;
 };
-/* null, NFC, or a Sequence; with `spaces` also Prepend and Replace of a String. The error for anything else names
+/* Loads null, NFC, or a Sequence; with `spaces` also Prepend and Replace of a String. The error for anything else names
  * it. */
 int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err *err) MT_CHECK;
 /* Adds a step; j is its place in the file, for messages. */
@@ -51,9 +51,9 @@ int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_
  * at most 3 bytes of one, and U+2581 in place of a space has 3. */
 #define NORMALIZER_GROWTH 16
 #define NORMALIZER_FREE   1024
-/* first: the whole text begins here. Bytes that Prepend adds map to the character that follows them. text as for
- * nfc_make, n zeroed; n needs normal_free also after an error. *room: bytes that normalized text may still have. A step
- * that needs more is an error; otherwise the largest size after a step is subtracted. */
+/* Runs the normalizer. first: the whole text begins here. Bytes that Prepend adds map to the character that follows
+ * them. text as for nfc_make, n zeroed; n needs normal_free also after an error. *room: bytes that normalized text may
+ * still have. A step that needs more is an error; otherwise the largest size after a step is subtracted. */
 int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
                    int64_t *room, struct err *err) MT_CHECK;
 const char *normalizer_library(char name[64]); /* "utf8proc 2.8.0" */

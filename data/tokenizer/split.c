@@ -235,7 +235,8 @@ static int load_byte_level(struct split *s, struct json j, struct err *err)
     return use_regex ? add_rule(s, j, gpt2_pattern, (int64_t)strlen(gpt2_pattern), err) : 0;
 }
 
-/* Without prepend_scheme, as in older files, add_prefix_space: true means "always", the default of both. */
+/* Loads Metaspace. Without prepend_scheme, as in older files, add_prefix_space: true means "always", the default of
+ * both. */
 static int load_metaspace(struct split *s, struct json j, struct err *err)
 {
     static const char *const schemes[] = {"never", "first", "always"}; /* indexes follow SPLIT_META_NEVER */
@@ -302,7 +303,8 @@ enum split_kind split_kind(const struct split *s) { return s->kind; }
 
 /* ---- running ---- */
 
-/* Callout of a counted pattern: before each of its items, at each try. The bytes since the last call count too. */
+/* PCRE2 calls it before each item of a counted pattern, at each try. It counts the item, and the bytes since the last
+ * call. */
 static int count_step(pcre2_callout_block *at, void *ctx)
 {
     struct split_work *w = ctx;
@@ -332,7 +334,7 @@ void split_work_free(struct split_work *w)
     mem_free(w);
 }
 
-/* JIT code uses 32 KiB of the machine's stack; the interpreter allocates memory instead. */
+/* Calls PCRE2. JIT code uses 32 KiB of the machine's stack; the interpreter allocates memory instead. */
 static int call(const pcre2_code *code, struct split_work *w, const char *text, int64_t size, int64_t at,
                 uint32_t options)
 {
@@ -342,7 +344,8 @@ static int call(const pcre2_code *code, struct split_work *w, const char *text, 
     return pcre2_match(code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, options, w->match, w->limits);
 }
 
-/* PCRE2's result for text[0..size), from `at` on. PCRE2_ERROR_CALLOUT: the step budget of the whole text is used up. */
+/* Returns PCRE2's result for text[0..size), from `at` on. PCRE2_ERROR_CALLOUT: the step budget of the whole text is
+ * used up. */
 static int match(const struct rule *rule, struct split_work *w, const char *text, int64_t size, int64_t at)
 {
     bool counted = false;
@@ -362,7 +365,7 @@ static int match(const struct rule *rule, struct split_work *w, const char *text
     }
 }
 
-/* 1: *begin, *end are the next match at or after `at`; 0: no match. */
+/* Finds a match. 1: *begin, *end are the next one at or after `at`; 0: there is none. */
 static int next_match(const struct rule *rule, struct split_work *w, const char *text, int64_t size, int64_t at,
                       int64_t *begin, int64_t *end, struct err *err)
 {

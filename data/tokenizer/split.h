@@ -24,7 +24,7 @@ typedef int split_fn(void *ctx, int64_t begin, int64_t end, struct err *err);
 struct split_work;
 struct split_work *split_work_new(void);
 void split_work_free(struct split_work *w);
-/* text: valid UTF-8. */
+/* Cuts text, which must be valid UTF-8, into pieces. */
 int split_run(const struct split *s, struct split_work *w, const char *text, int64_t size, split_fn *fn, void *ctx,
               struct err *err) MT_CHECK;
 const char *split_library(char name[64]); /* "PCRE2 10.42" */

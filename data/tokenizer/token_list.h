@@ -11,7 +11,7 @@ struct token_list {
     int64_t count, cap;
 };
 void token_list_free(struct token_list *list);
-/* Room for `extra` more. */
+/* Makes room for `extra` more. */
 void token_list_reserve(struct token_list *list, int64_t extra);
 
 #endif

@@ -46,7 +46,7 @@ struct tokenizer {
 
 /* ---- loading ---- */
 
-/* The id must be that of the vocabulary's item with this text, or, when there is none, an unused id. */
+/* Checks that the id is that of the vocabulary's item with this text or, when there is none, an unused id. */
 static int check_added_id(const struct bpe *bpe, struct json item, const struct added *a, struct err *err)
 {
     const int32_t other = bpe_text_id(bpe, a->text, a->size);
@@ -56,7 +56,7 @@ static int check_added_id(const struct bpe *bpe, struct json item, const struct 
     return json_error(item, err, "id %d and content \"%.64s\" contradict model.vocab", a->id, a->text);
 }
 
-/* taken: [BPE_MAX_ID] ids of the added tokens so far. */
+/* Loads an added token. taken: [BPE_MAX_ID] ids of the added tokens so far. */
 static int load_added(struct tokenizer *tok, struct json item, bool *taken, struct err *err)
 {
     struct added a;
@@ -86,7 +86,7 @@ static int load_all_added(struct tokenizer *tok, struct json root, struct err *e
     return rc;
 }
 
-/* The text of a token that is searched in normalized text. */
+/* Normalizes the text of a token that is searched in normalized text. */
 static int normalize_added(const struct tokenizer *tok, struct added *a, struct err *err)
 {
     struct normal n = {0};
@@ -161,7 +161,8 @@ static int load_split(struct tokenizer *tok, struct json j, struct err *err)
     return normalizer_add(&tok->normalizer, j, &step, err);
 }
 
-/* ByteLevel only changes offsets, TemplateProcessing adds tokens at the ends: see tokenizer_encode. */
+/* Accepts ByteLevel, which only changes offsets, and TemplateProcessing, which adds tokens at the ends (see
+ * tokenizer_encode). */
 static int check_post_processor(struct json j, struct err *err)
 {
     const char *type;
@@ -180,7 +181,7 @@ static int check_post_processor(struct json j, struct err *err)
     return 0;
 }
 
-/* config: of tokenizer_config.json, or absent. */
+/* Loads a tokenizer. config: that of tokenizer_config.json, or absent. */
 static int load_all(struct tokenizer *tok, struct json root, const struct json_part parts[2], struct json config,
                     struct err *err)
 {
@@ -447,7 +448,7 @@ static void drop_plain(const struct encoder *e, struct added_matches *found, int
 
 static int encode_section(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err);
 
-/* Text between two tokens of the second cut. */
+/* Encodes the text between two tokens of the second cut. */
 static int encode_pieces(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     e->text = text;
@@ -477,8 +478,8 @@ static int encode_cut(struct encoder *e, int cut, const char *text, int64_t size
 /* Python's str.isspace. */
 static bool is_python_space(const char *s) { return utf8_is_space(s) || ((uint8_t)*s >= 0x1c && (uint8_t)*s <= 0x1f); }
 
-/* Kimi's tokenizer cuts a text after MOST characters, and such a part after each LONGEST characters that are all white
- * space, or all other: no token reaches over a cut. */
+/* Encodes a text in parts. Kimi's tokenizer cuts a text after MOST characters, and such a part after each LONGEST
+ * characters that are all white space, or all other: no token reaches over a cut. */
 static int encode_parts(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     enum { MOST = 400000, LONGEST = 25000 };
@@ -497,7 +498,7 @@ static int encode_parts(struct encoder *e, const char *text, int64_t size, int64
     return encode_cut(e, NORMALIZED, text + begin, size - begin, offset + begin, err);
 }
 
-/* Text between two tokens of the first cut. */
+/* Encodes the text between two tokens of the first cut. */
 static int encode_section(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     struct normal n = {0};

@@ -27,7 +27,7 @@ int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size
 /* tokenizer_encode with special tokens; those with a byte of `plain`, [n_plain] ascending, are ordinary text. */
 int tokenizer_encode_plain(const struct tokenizer *tok, const char *text, int64_t size, const int64_t *plain,
                            int64_t n_plain, struct token_list *out, struct err *err) MT_CHECK;
-/* The special tokens that text[0..size), valid UTF-8, spells, with their byte ranges; replaces the list. */
+/* Lists the special tokens that text[0..size), valid UTF-8, spells, with their byte ranges; replaces the list. */
 void tokenizer_specials(const struct tokenizer *tok, const char *text, int64_t size, struct token_list *out);
 /* Bytes of one id; NULL for an id without a token. */
 const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size);

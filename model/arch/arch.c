@@ -439,7 +439,7 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
-/* RoPE as one of both keys has it, or neither. */
+/* Reads RoPE as one of both keys has it, or neither. */
 static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json root, struct json scaling,
                         const struct family *f, struct err *err)
 {
@@ -470,8 +470,8 @@ static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json r
     return rope_read_type(r, root, scaling, f->rope_keys, err);
 }
 
-/* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. Where a file has both they must agree.
- */
+/* Reads RoPE. transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. If a file has both, they
+ * must agree. */
 static int read_rope(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     struct json scaling, other;
@@ -485,7 +485,8 @@ static int read_rope(struct arch *a, struct json root, const struct family *f, s
     return rope_same(&a->rope[0], &again) ? 0 : rope_differs(other, err);
 }
 
-/* Sizes of latent attention. Every head has its own keys, so num_key_value_heads must equal the number of heads. */
+/* Reads sizes of latent attention. Every head has its own keys, so num_key_value_heads must equal the number of
+ * heads. */
 static int read_mla(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     struct mla_arch *m = &a->mla;
@@ -514,7 +515,7 @@ static int read_mla(struct arch *a, struct json root, const struct family *f, st
 /* Kinds of attention. */
 enum { FULL, SLIDING };
 
-/* The kinds of the layers: windows of attention, and the layers with another mixer. */
+/* Reads the kinds of the layers: windows of attention, and the layers with another mixer. */
 static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     int64_t window = f->window, interval = 4; /* every interval-th layer is no linear one */
@@ -565,7 +566,7 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
     return 0;
 }
 
-/* The width of the shared experts of a layer. */
+/* Reads the width of the shared experts of a layer. */
 static int read_shared(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     int64_t n = 1;
@@ -576,7 +577,7 @@ static int read_shared(struct arch *a, struct json root, const struct family *f,
     return 0;
 }
 
-/* Families whose first layers are dense: first_k_dense_replace, or mlp_layer_types with a kind for each layer. */
+/* Reads how many first layers are dense: first_k_dense_replace, or mlp_layer_types with a kind for each layer. */
 static int read_first_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     const struct json kinds = json_find(root, "mlp_layer_types");
@@ -654,7 +655,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
     return 0;
 }
 
-/* The limit of a clamped activation must be at least 0.001. It may be so large that no value reaches it. */
+/* Checks that the limit of a clamped activation is at least 0.001. It may be so large that no value reaches it. */
 static int check_glu(struct json root, const struct family *f, double alpha, double limit, struct err *err)
 {
     if (f->glu.kind == GLU_CLAMPED && range_factor(root, "swiglu_alpha", alpha, err)) return -1;
@@ -706,7 +707,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     return 0;
 }
 
-/* The kinds of layers, and their RoPE. */
+/* Reads the kinds of layers, and their RoPE. */
 static int read_kinds(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     if (f->compressed) return compressed_read(a, root, err);
@@ -718,7 +719,7 @@ static int read_kinds(struct arch *a, struct json root, const struct family *f, 
                : 0;
 }
 
-/* A class that has other parts than text keeps the text part's sizes in text_config. */
+/* Refuses a missing text_config if the class has other parts than text: the text part's sizes are in it. */
 static int want_text_config(const struct family *f, struct json root, struct err *err)
 {
     const struct json text = json_find(root, "text_config");

@@ -41,8 +41,8 @@ static int read_attention(struct arch *a, struct json root, struct err *err)
 
 /* ---- kinds of layers */
 
-/* Tokens per entry of a kind: `name` in compress_rates, or the older key `older` of root. Where a file has both they
- * must be equal. */
+/* Reads the tokens per entry of a kind: `name` in compress_rates, or the older key `older` of root. Where a file has
+ * both they must be equal. */
 static int read_ratio(int64_t *ratio, struct json root, const char *name, const char *older, struct err *err)
 {
     const struct json rates = json_find(root, "compress_rates");
@@ -54,7 +54,8 @@ static int read_ratio(int64_t *ratio, struct json root, const char *name, const 
                       (long long)*ratio, name, (long long)rate, older);
 }
 
-/* Tokens per entry of both kinds. In compress_ratios, 4 means the sparse kind and every other value the heavy one. */
+/* Reads the tokens per entry of both kinds. In compress_ratios, 4 means the sparse kind and every other value the heavy
+ * one. */
 static int read_ratios(struct arch *a, struct json root, struct err *err)
 {
     const struct json rates = json_find(root, "compress_rates"), list = json_find(root, "compress_ratios");
@@ -129,7 +130,7 @@ static int read_kinds(struct arch *a, struct json root, struct err *err)
     return 0;
 }
 
-/* The layers that choose experts by the token's id are the first ones. */
+/* Reads how many layers choose experts by the token's id: these layers are the first ones. */
 static int read_hash(struct arch *a, struct json root, struct err *err)
 {
     const struct json list = json_find(root, "mlp_layer_types");
@@ -162,7 +163,8 @@ static int read_hash(struct arch *a, struct json root, struct err *err)
 
 /* ---- RoPE */
 
-/* Rotated columns of a head: qk_rope_head_dim, or a share of the head. All that are given must agree. */
+/* Reads the number of rotated columns of a head: qk_rope_head_dim, or a share of the head. All that are given must
+ * agree. */
 static int read_width(struct arch *a, struct json root, struct json main, struct json entry, struct err *err)
 {
     const struct json holder[] = {root, main, entry};
@@ -200,7 +202,7 @@ static struct rope_arch plain_rope(const struct arch *a, double theta)
                               .width = a->compress.rope};
 }
 
-/* One of the two RoPEs; cos and sin have no factor unless the file names one. YaRN's key `truncate` must be true:
+/* Reads one of the two RoPEs; cos and sin have no factor unless the file names one. YaRN's key `truncate` must be true:
  * transformers does not read it, and the published code always truncates. */
 static int read_one(struct rope_arch *r, struct json root, struct json o, struct err *err)
 {
@@ -213,7 +215,7 @@ static int read_one(struct rope_arch *r, struct json root, struct json o, struct
     return 0;
 }
 
-/* transformers ignores these keys outside rope_parameters and rope_scaling. */
+/* Refuses keys that transformers ignores outside rope_parameters and rope_scaling. */
 static int refuse_outside(struct json root, struct err *err)
 {
     const char *type = "default";
@@ -232,7 +234,7 @@ static int refuse_no_object(struct json o, struct err *err)
     return json_given(o) && json_type(o) != JSON_OBJECT ? json_error(o, err, "is not an object") : 0;
 }
 
-/* Layers with entries have YaRN and compress_rope_theta; the others have rope_theta alone. */
+/* Reads both RoPEs. Layers with entries have YaRN and compress_rope_theta; the others have rope_theta alone. */
 static int read_ropes_of(struct arch *a, struct json root, struct json scaling, struct err *err)
 {
     double theta = 10000, entry_theta = 160000;

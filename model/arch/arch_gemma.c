@@ -42,7 +42,7 @@ int gemma_refuse(struct json root, struct err *err)
     return 0;
 }
 
-/* The kind of each layer. The last one is full, whatever layer_types says. */
+/* Reads the kind of each layer. The last one is full, whatever layer_types says. */
 static int read_kinds(struct arch *a, struct json root, struct err *err)
 {
     const struct json types = json_find(root, "layer_types");
@@ -87,7 +87,7 @@ static int read_override(struct layer_heads *h, struct json o, struct err *err)
                : 0;
 }
 
-/* The heads of every layer: per_layer_config, where the file has it, else the two global_* keys. */
+/* Reads the heads of every layer: per_layer_config, where the file has it, else the two global_* keys. */
 static int read_heads(const struct arch *a, struct json root, bool values_are_keys, struct layer_heads *heads,
                       struct err *err)
 {
@@ -113,7 +113,8 @@ static int read_heads(const struct arch *a, struct json root, bool values_are_ke
     return 0;
 }
 
-/* Layers of one kind have equal heads: transformers computes one RoPE for each kind. */
+/* Sets the heads of each kind. Layers of one kind must have equal heads: transformers computes one RoPE for each
+ * kind. */
 static int set_heads(struct arch *a, struct json root, const struct layer_heads *heads, bool used[KINDS],
                      struct err *err)
 {
@@ -141,7 +142,7 @@ static int set_heads(struct arch *a, struct json root, const struct layer_heads 
 
 /* ---- RoPE */
 
-/* Proportional RoPE: all frequencies are those of the whole head, and only the first pairs rotate. */
+/* Reads proportional RoPE: all frequencies are those of the whole head, and only the first pairs rotate. */
 static int read_proportional(struct rope_arch *r, struct json o, struct err *err)
 {
     double share = 1;

@@ -4,14 +4,14 @@
 
 #include "model/arch/arch_types.h"
 
-/* Sizes of gated DeltaNet: a->delta. */
+/* Reads sizes of gated DeltaNet: a->delta. */
 int keys_delta(struct arch *a, struct json root, bool fused, struct err *err) MT_CHECK;
-/* rotary_dim: r->width, which partial_rotary_factor may also have set. */
+/* Reads rotary_dim to r->width, which partial_rotary_factor may also have set. */
 int keys_rotary_dim(struct rope_arch *r, struct json root, struct json scaling, int64_t head_dim,
                     struct err *err) MT_CHECK;
-/* num_mtp_modules and mtp_transformer_layers: a->n_mtp. */
+/* Reads num_mtp_modules and mtp_transformer_layers: a->n_mtp. */
 int keys_mtp_modules(struct arch *a, struct json root, struct err *err) MT_CHECK;
-/* conv_L_cache, conv_bias and use_expert_bias. */
+/* Reads conv_L_cache, conv_bias and use_expert_bias. */
 int keys_conv(struct arch *a, struct json root, struct err *err) MT_CHECK;
 
 #endif

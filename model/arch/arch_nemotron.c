@@ -74,7 +74,7 @@ static enum kind kind_of_letter(char c)
     return at ? (enum kind)(at - letters) : NO_KIND;
 }
 
-/* A list of names: kind [MT_MAX_LAYERS] and their number. */
+/* Reads a list of names: kind [MT_MAX_LAYERS] and their number. */
 static int read_names(struct json list, enum kind *kind, int64_t *n, struct err *err)
 {
     const char *name;

@@ -18,7 +18,8 @@ int refuse_variants(struct json root, struct err *err)
     return 0;
 }
 
-/* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores most. */
+/* Checks keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores
+ * most of them. */
 int refuse_routers(struct json root, const char *supported, struct err *err)
 {
     const char *score = supported, *method = "noaux_tc";
@@ -34,9 +35,8 @@ int refuse_routers(struct json root, const char *supported, struct err *err)
     return 0;
 }
 
-/* Keys of DeepSeek's routers that have one supported value if the router is a softmax. Files of other families do not
- * have these keys.
- */
+/* Checks keys of DeepSeek's routers that have one supported value if the router is a softmax. Files of other families
+ * do not have these keys. */
 int refuse_softmax_variants(struct json root, struct err *err)
 {
     double scale = 1;
@@ -51,7 +51,7 @@ int refuse_softmax_variants(struct json root, struct err *err)
     return 0;
 }
 
-/* transformers fails on a null in these keys: null means neither the default nor one group. */
+/* Refuses null in keys where transformers fails on it: null means neither the default nor one group. */
 int refuse_null_groups(struct json root, struct err *err)
 {
     static const char *const keys[] = {"n_group", "topk_group"};

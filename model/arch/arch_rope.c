@@ -57,8 +57,8 @@ int rope_read_theta(double *theta, struct json root, const char *key, struct jso
 /* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
 static double yarn_gain(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 
-/* DeepSeek's mscale: cos and sin are multiplied by the ratio of two gains, the softmax scale by the square of one gain.
- * Other families refuse the keys. */
+/* Reads DeepSeek's mscale: cos and sin are multiplied by the ratio of two gains, the softmax scale by the square of one
+ * gain. Other families refuse the keys. */
 static int read_mscale(struct rope_arch *r, struct json scaling, enum rope_keys keys, struct err *err)
 {
     double mscale = 0, all = 0;
@@ -78,7 +78,8 @@ static int read_mscale(struct rope_arch *r, struct json scaling, enum rope_keys 
                : 0;
 }
 
-/* The growth of queries with their position, in Mistral's YaRN. transformers ignores the key in other families. */
+/* Reads the growth of queries with their position, in Mistral's YaRN. transformers ignores the key in other
+ * families. */
 static int read_query_beta(struct rope_arch *r, struct json scaling, enum rope_keys keys, struct err *err)
 {
     if (json_opt_f64(scaling, "llama_4_scaling_beta", &r->query_beta, err)) return -1;
@@ -105,7 +106,7 @@ static int read_original_len(struct rope_arch *r, struct json root, struct json 
     return 0;
 }
 
-/* An older name of rope_type is type. If both are missing, transformers ignores the keys of YaRN. Here this is an
+/* Reads rope_type, or its older name type. If both are missing, transformers ignores the keys of YaRN. Here this is an
  * error, since no published file means it. */
 static int read_type(const char **type, struct json scaling, struct err *err)
 {
@@ -150,9 +151,9 @@ int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, e
     return range_factor(scaling, "attention_factor", r->attention_factor, err);
 }
 
-/* RoPE, proportional RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and
- * interpolates between. Frequencies and angles are rounded to f32 where transformers rounds them, because the model was
- * trained with these rounded angles (they matter at positions near 100,000). */
+/* Computes the frequencies of RoPE, proportional RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by
+ * `factor`, keeps high ones, and interpolates between. Frequencies and angles are rounded to f32 where transformers
+ * rounds them, because the model was trained with these rounded angles (they matter at positions near 100,000). */
 static void frequencies(const struct rope_arch *r, float *inv_freq)
 {
     const double d = (double)r->width, ln_base = log(r->theta), pi = 3.14159265358979323846;

@@ -97,7 +97,8 @@ static const struct row {
     {"sliding_attention: pairs of proportional RoPE", I64, NAMED(rope[1].n_pair)},
 };
 
-/* YaRN's factors come from logarithms, whose last bit depends on the C library: only twelve digits are kept. */
+/* Writes a value. YaRN's factors come from logarithms, whose last bit depends on the C library: only twelve digits are
+ * kept. */
 static void write_value(char *text, size_t size, enum kind kind, const void *at)
 {
     switch (kind) {
@@ -118,7 +119,7 @@ static void write_value(char *text, size_t size, enum kind kind, const void *at)
     }
 }
 
-/* The layer's heads, if they differ from those that the table records; whether values are keys. */
+/* Writes the layer's heads, if they differ from those that the table records, and whether values are keys. */
 static void write_heads(char text[96], const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer), *first = &a->attn[0];
@@ -130,7 +131,7 @@ static void write_heads(char text[96], const struct arch *a, int64_t layer)
     if (h->values_are_keys && n < 96) snprintf(text + n, (size_t)(96 - n), ", values are keys");
 }
 
-/* The names of layer_types and mlp_layer_types. */
+/* Writes the names of layer_types and mlp_layer_types. */
 static void write_layer(char *text, size_t size, const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer);

@@ -14,7 +14,7 @@ struct arch_value {
  * that determine the mathematics are there. max_len, n_mtp and nested are not: they may change with the files of the
  * same weights. */
 bool arch_value(const struct arch *a, int64_t i, struct arch_value *v);
-/* All of them as an object of texts. */
+/* Writes all values as an object of texts. */
 void arch_values_write(struct json_out *o, const char *key, const struct arch *a);
 
 #endif

@@ -107,7 +107,7 @@ static void recompute(const struct block *b, struct layer_acts *s)
     ffn_moe.recompute(b, &routed);
 }
 
-/* dout = gradient of what a norm after a branch reads. */
+/* Computes dout, the gradient of what a norm after a branch reads. */
 static void post_bwd(const struct block *b, struct tensor dout, struct tensor dres, const struct post_acts *post,
                      struct tensor weight)
 {

@@ -16,7 +16,7 @@ struct glu_network {
 /* The first of gate, up and down that a network has: 0, or 1 without a gate. */
 static inline int glu_network_first(const struct arch *a) { return glu_gated(&a->glu) ? 0 : 1; }
 
-/* The products of a network of width G, whose projections are at these offsets in struct layer_weights and whose
+/* Describes the products of a network of width G. Its projections are at these offsets in struct layer_weights; its
  * targets are first (gate, if any), first + 1 (up), first + 2 (down). */
 void glu_network_products(const struct arch *a, int64_t width, size_t up, size_t down, enum lora_target first,
                           struct product p[2]);

@@ -93,7 +93,7 @@ static const char *const index_part[] = {INDEXER "kv_proj", INDEXER "gate_proj",
 static const char index_query[] = INDEXER "q_b_proj", index_scale[] = INDEXER "scorer.weights_proj";
 static const char kind_keys[] = "layer_types or compress_ratios"; /* of config.json */
 
-/* The matrices, the position bias and the norm of a compressor; part names its tensors. */
+/* Loads the matrices, the position bias and the norm of a compressor; part names its tensors. */
 static int load_entries(struct weights_read *f, const struct arch *a, enum compress_kind kind, int64_t width,
                         struct entry_weights *e, const char *const part[4])
 {
@@ -215,7 +215,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     t->out_xa = acts_xa(p, n_tok, &p->w.compressed.out.lora);
 }
 
-/* Entries of attention or of the indexer: in [N,W] before their norm, y after norm and rope. */
+/* Computes entries of attention or of the indexer: in [N,W] before their norm, y after norm and rope. */
 static void entries_fwd(const struct block *b, struct tensor pair, struct tensor in, struct tensor rstd,
                         struct tensor y, struct tensor pos, struct tensor x, const struct entry_weights *e)
 {
@@ -229,7 +229,8 @@ static void entries_fwd(const struct block *b, struct tensor pair, struct tensor
     op_tail_rope_fwd(dev, y, absent, y, pos, b->rope, &rope);
 }
 
-/* Queries and weights of the indexer; the scale of scores does not change their order. */
+/* Computes queries and weights of the indexer; the scale of scores is left out, since it does not change their
+ * order. */
 static void index_queries(const struct block *b, struct tensor q, struct tensor scale, struct tensor x,
                           struct tensor q_norm)
 {
@@ -240,7 +241,7 @@ static void index_queries(const struct block *b, struct tensor q, struct tensor 
     op_linear_fwd(b->dev, scale, absent, x, &b->w->compressed.index_scale, absent);
 }
 
-/* The entries that a token sees. */
+/* Chooses the entries that a token sees. */
 static void choose_entries(const struct block *b, struct tensor idx, struct tensor x, struct tensor q_norm)
 {
     struct device *dev = b->dev;

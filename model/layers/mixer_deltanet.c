@@ -35,7 +35,7 @@ static struct row_order order_ba(const struct arch *a)
     return (struct row_order){.n_group = a->delta.fused ? a->delta.shape.n_key : 0, .part = {n, n}};
 }
 
-/* One LoRA target in place of two. */
+/* Puts one LoRA target in place of two. */
 static void fuse(struct product *p, enum lora_target t, struct row_order order)
 {
     p->n_target = 1;

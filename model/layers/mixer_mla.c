@@ -200,7 +200,7 @@ static struct cache_need cache(const struct arch *a, int64_t layer)
     return (struct cache_need){.rows = {{.cols = kv_cols(a), .window = arch_attn(a, layer)->window, .ratio = 1}}};
 }
 
-/* In place: RoPE of the last columns of n heads of x. */
+/* Applies RoPE in place to the last columns of n heads of x. */
 static void rotate(const struct block *b, struct tensor x, int64_t n)
 {
     const int64_t width = x.shape[1] / n, nope = width - b->a->mla.rope;

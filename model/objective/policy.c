@@ -31,7 +31,7 @@ static struct tensor push_labels(struct model *m, const float *host)
     return t;
 }
 
-/* The loss head at the policy's temperature; dx may be absent, and so may be weight. */
+/* Runs the loss head at the policy's temperature; dx may be absent, and so may be weight. */
 static void head(struct model *m, struct tensor nll, struct tensor entropy, struct tensor hit, struct tensor dx,
                  struct tensor x, struct tensor rows, struct tensor weight)
 {

@@ -21,7 +21,7 @@ static struct tensor push_count(struct model *m, int64_t n)
     return t;
 }
 
-/* The forward pass of the reference, and its log-probabilities. */
+/* Runs the forward pass of the reference, and computes its log-probabilities. */
 static void run_reference(struct model *m, int64_t n_tok)
 {
     struct device *dev = m->dev;

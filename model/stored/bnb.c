@@ -123,7 +123,7 @@ static int find(struct source *s, struct checkpoint *ck, const char *name, struc
                    stored_as_nf4.absmax.suffix);
 }
 
-/* absmax of all blocks as f32, nested ones decoded; or the offset of nested ones. */
+/* Writes absmax of all blocks as f32, nested ones decoded; or the offset of nested ones. */
 static void copy(const struct source *s, int plane, char *out, int n_threads)
 {
     const int64_t n = n_block(s), first = s->first_row * s->n_in / s->block;

@@ -29,7 +29,7 @@ int checkpoint_shape_error(const struct st_tensor *t, const char *what, int ndim
     return unexpected(t, what, ndim, shape, "the checkpoint does not fit its config.json", err);
 }
 
-/* A dtype or scales of a quantisation that is not read. */
+/* The error for a dtype or scales of a quantisation that is not read. */
 int checkpoint_format_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape,
                             struct err *err)
 {

@@ -27,7 +27,7 @@ void checkpoint_close(struct checkpoint *ck);
 /* Call it where bytes [at, at + n) of a tensor, or of a part of one, are read. Adds them to the hash and returns their
  * sum, if checkpoint_take or source_find (data) found the tensor; other tensors were hashed when they were found. */
 hash_sum checkpoint_hash(struct checkpoint *ck, const struct st_tensor *t, int64_t at, int64_t n);
-/* checkpoint_hash where the bytes are not read, because their packed form is cached: their sum was `sum`. */
+/* Replaces checkpoint_hash where the bytes are not read, because their packed form is cached. sum: their sum. */
 void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, hash_sum sum);
 
 /* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */

@@ -8,10 +8,10 @@
  * dtypes have only finite values. */
 int finite_check(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n,
                  struct err *err) MT_CHECK;
-/* finite_check for the values of a source: floats and FP8. */
+/* Makes finite_check for the values of a source: floats and FP8. */
 int finite_check_data(const struct safetensors *st, const struct source *s, struct err *err) MT_CHECK;
-/* The scales of a source: the products of codes and scales must be finite in bf16, and source_check passes. The caller
- * has checked the codes of FP8. */
+/* Checks the scales of a source: the products of codes and scales must be finite in bf16, and source_check must pass.
+ * The caller has checked the codes of FP8. */
 int finite_check_scaled(const struct safetensors *st, const struct source *s, struct err *err) MT_CHECK;
 /* The largest magnitude of a tensor of floats or FP8; NaN or infinite if it has such a value. */
 float finite_largest(const struct st_tensor *t);

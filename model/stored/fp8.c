@@ -104,7 +104,7 @@ static int check(const struct source *s, struct err *err)
     return rc;
 }
 
-/* The scales of every row, [out, ceil(in / scale_cols)]; or the values in bf16. */
+/* Writes the scales of every row, [out, ceil(in / scale_cols)]; or the values in bf16. */
 static void copy(const struct source *s, int plane, char *out, int n_threads)
 {
     const int64_t per_row = row_scales(s), n = s->n_out * per_row;

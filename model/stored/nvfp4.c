@@ -105,7 +105,7 @@ static int check(const struct source *s, struct err *err)
                : 0;
 }
 
-/* The global scale, for each row. */
+/* Writes the global scale, for each row. */
 static void copy(const struct source *s, int plane, char *out, int n_threads)
 {
     const float g = global_scale(s);

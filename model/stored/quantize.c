@@ -2,10 +2,10 @@
  *
  * A packed weight is a few arrays, the planes of its format; each expert has an equal part of every array. The cache is
  * a safetensors file with these arrays (NAME.data, NAME.scale, ..., where NAME is the checkpoint's first tensor of the
- * weight), a checksum per weight (NAME.sum), the sums of the checkpoint's bytes (NAME.source: a run that uses the cache
- * adds them to the base model's hash, base_model.h, because it does not read these bytes), and one KEY that identifies
- * the checkpoint. A cache with another KEY is not used. Weights with a wrong checksum are encoded again from the
- * checkpoint, and the file is rewritten. */
+ * weight), a checksum per weight (NAME.sum), the sums of the checkpoint's bytes (NAME.source), and one KEY that
+ * identifies the checkpoint. A run that uses the cache does not read the checkpoint's bytes, so it adds NAME.source to
+ * the base model's hash (base_model.h). A cache with another KEY is not used. Weights with a wrong checksum are encoded
+ * again from the checkpoint, and the file is rewritten. */
 #include "model/stored/quantize.h"
 
 #include <stdio.h>
@@ -66,7 +66,7 @@ static int list_parts(const struct format *f, const struct weight *w, struct par
 
 static bool is_permanent(const struct quantizer *z) { return z->arena != &z->dev->work; }
 
-/* The tables that all matrices of the stack share. */
+/* Writes the tables that all matrices of the stack share. */
 static void put_tables(struct quantizer *z, struct weight *w, const struct format *f)
 {
     void *host[PLANES] = {0};

@@ -31,10 +31,10 @@ struct quantizer {
     double start_ms, logged_ms;
 };
 
-/* In a dry run of dev the sources are only checked, and no file is touched. */
+/* Opens the cache file. In a dry run of dev the sources are only checked, and no file is touched. */
 void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, struct checkpoint *ck);
-/* 1: the matrix must be packed. 0: it already has the wanted format. -1: an error, the checkpoint has it packed in
- * another format. */
+/* Whether to pack a matrix. 1: it must be packed. 0: it already has the wanted format. -1: an error, the checkpoint has
+ * it packed in another format. */
 int quantizer_wants(const struct quantizer *z, enum weight_format format, bool nested, const char *name,
                     struct err *err) MT_CHECK;
 /* Packs n sources into the w->n_exp matrices of w, n / w->n_exp blocks of rows each, on z->arena. The caller has set

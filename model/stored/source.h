@@ -5,8 +5,8 @@
 #include "model/arch/arch.h"
 #include "model/stored/stored.h"
 
-/* The matrix `name` ([out, in], e.g. "model.layers.0.self_attn.q_proj.weight") in the first layout of stored_rows that
- * the checkpoint has it in, with all shapes and sizes checked. */
+/* Finds the matrix `name` ([out, in], e.g. "model.layers.0.self_attn.q_proj.weight") in the first layout of stored_rows
+ * that the checkpoint has, and checks all shapes and sizes. */
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in,
                 struct err *err) MT_CHECK;
 /* source_find for n_exp matrices in one tensor, [E, out, in], or [E, in, out] if transposed. 1: found; the tensors of s

@@ -9,8 +9,8 @@
 struct stored_tensor {
     const char *suffix;   /* its name, after that of the matrix; NULL: the layout has no such tensor */
     const char *st_dtype; /* as in struct st_tensor */
-    /* Of a matrix or a stack [.., out, in] it has the shape [.., out / rows, in / cols], and a last axis of `last`
-     * unless that is 0. rows 0: one value for each matrix, [..]; a single one is [1] where cols is 1. */
+    /* Its shape for a matrix or a stack [.., out, in] is [.., out / rows, in / cols], with a last axis of `last` unless
+     * that is 0. rows 0: one value for each matrix, [..]; for a single matrix [1] if cols is 1. */
     int rows, cols, last;
 };
 struct stored_layout {
@@ -88,7 +88,7 @@ extern const struct stored *const stored_rows[];
 bool stored_is(const struct st_tensor *t, const char *st_dtype); /* false if t is NULL */
 bool stored_has_shape(const struct st_tensor *t, int ndim, const int64_t *shape);
 bool stored_is_scalar(const struct st_tensor *t); /* a float scale for a whole matrix: [] or [1] */
-/* name + suffix: whether the checkpoint has it; the tensor, or NULL. */
+/* Looks for name + suffix: whether the checkpoint has it; the tensor, or NULL. */
 bool stored_has(const struct checkpoint *ck, const char *name, const char *suffix);
 const struct st_tensor *stored_find(struct checkpoint *ck, const char *name, const char *suffix);
 /* stored_find; NULL with an error where the tensor is missing. */

@@ -117,7 +117,7 @@ static int64_t one_word_block(const struct lexer *l, int64_t at, const char *wor
     return starts(l, at, "%}") ? at + 2 : -1;
 }
 
-/* After {% raw %}, up to {% endraw %}: text as it is. */
+/* Reads what follows {% raw %}, up to {% endraw %}, as text. */
 static int lex_raw(struct lexer *l, int64_t end, char sign)
 {
     if (sign == '-') end = skip_space(l, end);
@@ -135,7 +135,7 @@ static int lex_raw(struct lexer *l, int64_t end, char sign)
 
 /* ---- inside tags ---- */
 
-/* The code point of `digits` hexadecimal digits as UTF-8. */
+/* Writes the code point of `digits` hexadecimal digits as UTF-8. */
 static int put_code(struct lexer *l, struct text_buf *t, int64_t digits)
 {
     char hex[9] = {0}, utf8[4];

@@ -373,7 +373,7 @@ static bool is_iterable(struct value v)
            (v.kind == VALUE_DICT && !v.dict->is_namespace);
 }
 
-/* A test of the value's type: 1 yes, 0 no, -1 no such test. */
+/* Runs a test of the value's type: 1 yes, 0 no, -1 there is no such test. */
 static int test_kind(const char *name, struct value v)
 {
     const struct {

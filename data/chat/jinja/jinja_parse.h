@@ -44,7 +44,7 @@ struct node {
     struct node *next; /* in a list of statements, items, arguments */
 };
 
-/* The tree is in the arena; *generation: it contains {% generation %}. */
+/* Parses a template to a tree in the arena; *generation: it contains {% generation %}. */
 int jinja_tree(struct node **root, bool *generation, struct jinja_arena *arena, const char *text, int64_t size,
                const char *name, struct err *err) MT_CHECK;
 

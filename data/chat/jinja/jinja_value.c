@@ -509,7 +509,7 @@ static void put_line(struct jinja_state *st, struct text_buf *t, int64_t indent,
     for (int64_t i = 0; i < indent * depth; i++) text_put(t, " ");
 }
 
-/* An escape makes at most six bytes of one byte. */
+/* Writes a JSON string. An escape makes at most six bytes of one byte. */
 static void tojson_string(struct jinja_state *st, struct text_buf *t, struct value v)
 {
     const int64_t before = t->size;

@@ -118,7 +118,7 @@ struct value value_dict(struct jinja_state *st);
 struct value value_json(struct jinja_state *st, struct json j);
 
 void list_add(struct jinja_state *st, struct list *l, struct value v);
-/* Lists and dicts as keys are an error, as in Python. */
+/* Sets a key. Lists and dicts as keys are an error, as in Python. */
 void dict_set(struct jinja_state *st, struct dict *d, struct value key, struct value v);
 const struct value *dict_get(struct jinja_state *st, const struct dict *d, struct value key); /* NULL: no such key */
 
@@ -127,7 +127,7 @@ bool value_is(struct value v, const char *text);
 bool value_number(struct value v, double *f); /* bool, int, float */
 bool value_truth(struct value v);
 bool value_equal(struct jinja_state *st, struct value a, struct value b);
-/* < 0, 0, > 0; for numbers and for strings, else an error. */
+/* Compares numbers or strings: < 0, 0, > 0. Other values are an error. */
 int value_order(struct jinja_state *st, struct value a, struct value b);
 /* Byte at or after `from` where the string `what` begins in the string `text`, or -1. */
 int64_t value_find(struct jinja_state *st, struct value text, struct value what, int64_t from);
