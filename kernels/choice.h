@@ -24,9 +24,9 @@ enum { DIVISION_SM = 132 };
 
 enum grouped_way {
     GROUPED_FIRST,      /* reads bf16 experts: in place, or those that another kernel has decoded before */
-    GROUPED_PACKED_96,  /* reads packed experts and decodes them in the product: tiles of 96 rows, */
-    GROUPED_PACKED_160, /* of 160 rows, */
-    GROUPED_DECODE,     /* or of 128 rows, with warps that decode */
+    GROUPED_PACKED_96,  /* reads packed experts, which its multiplying warps decode; tiles of up to 96 rows */
+    GROUPED_PACKED_160, /* as GROUPED_PACKED_96, with tiles of up to 160 rows */
+    GROUPED_DECODE,     /* reads packed experts, which its loading warps decode; tiles of up to 256 rows */
     GROUPED_AHEAD       /* decodes experts into a ring while the products of earlier experts run */
 };
 enum {

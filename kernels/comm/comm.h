@@ -70,8 +70,8 @@ void comm_close(struct comm *c);
  * prints the error. Another rank returns only when rank 0 cannot be reached; then its caller prints the error too. */
 void comm_fail(struct comm *c, const char *message);
 
-/* ---- collectives on tensors: contiguous views in dev's memory; nothing happens in a dry run. They are timed
- * as ops are (prof.h). With P ranks: */
+/* ---- collectives on tensors: contiguous views in dev's memory; nothing happens in a dry run. They are timed as ops
+ * are (prof.h). P is the number of ranks. */
 
 /* x [n] F32, F64, I32 or I64 = sum over the ranks, in place. */
 void comm_all_reduce_sum(struct comm *c, struct device *dev, struct tensor x);

@@ -190,7 +190,8 @@ static void rows_end(const struct rows *r)
     }
 }
 
-/* The outputs acc [n_row, B], before the division by l, and m + log l of the block from query i0 on. */
+/* Stores the outputs and m + log l of the block from query i0 on. acc [n_row, B]: the outputs before the division by
+ * l. */
 static void store_rows(const struct head *h, struct tensor o, struct tensor lse, const real *acc, const real *m,
                        const real *l, int64_t i0, int64_t n_row)
 {
@@ -381,7 +382,7 @@ void CPU(page_store)(struct device *dev, const struct pages *pages, struct tenso
 
 enum { HEADS = 4 }; /* that a thread computes together */
 
-/* n heads from `first` on, of one kv head, of the query at position pos. */
+/* The outputs o of the query at position pos: heads first .. first + n - 1, which share a kv head. */
 static void decode_heads(real *o, const real *q, const struct pages *pages, int64_t seq, int64_t pos, int64_t first,
                          int64_t n, const float *sinks, const struct attn_shape *s)
 {

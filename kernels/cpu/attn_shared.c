@@ -107,7 +107,7 @@ static real softmax(real *p, int64_t n, real scale, const float *sink)
     return max + (real)log((double)sum);
 }
 
-/* o [H, A] of a token, and with lse [H], of n gathered keys `rows`; p [H, n]: scratch. Decoding computes it so too. */
+/* Computes o [H, A] of a token, and lse [H] unless NULL, from its n gathered keys `rows`. p [H, n]: scratch. */
 static void attend(const struct shared_attn_shape *s, real *o, real *lse, const real *q, const real *rows, int64_t n,
                    struct tensor sinks, real *p)
 {

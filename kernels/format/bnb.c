@@ -46,8 +46,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Edge k of [0.1, 1] divided into `cells` equal cells. Computed from the nearer end, for the f32 value of
- * torch.linspace. */
+/* Edge k of [0.1, 1] divided into `cells` equal cells. It is computed from the nearer end, as in torch.linspace, so
+ * that its f32 value is the same. */
 static float cell_edge(int k, int cells)
 {
     double step = (1.0f - 0.1f) / (float)cells;

@@ -137,7 +137,7 @@ MT_BOTH float fakequant_quotient(float a, const struct fakequant_scale *s)
 #endif
 }
 
-/* x in units of the codes, rounded: the value of its code. Integers have no -0. */
+/* The value of the code of x: x divided by the scale, and rounded. Integers have no -0. */
 MT_BOTH float fakequant_round(const struct fakequant *f, const struct fakequant_scale *s, float x)
 {
     const uint32_t sign = float_bits(x) & 0x80000000u;

@@ -28,7 +28,7 @@ enum { SAMPLE_ROW_WORDS = 22, SAMPLE_EDIT_WORDS = 6, SAMPLE_TOP = 128 };
 struct sampled {
     struct tensor token;   /* [S] i32 =; -1: a logit is NaN or infinite, or none is finite; the row's results are NaN */
     struct tensor logprob; /* [S,3] stat =: log softmax(z / report) of the token, z as given; its log-probability among
-                            * the kept tokens; their probability before, with temperature and edits */
+                            * the kept tokens; the probability of all kept tokens, with temperature and edits */
     struct tensor top_id, top_logprob; /* [S,K] i32, stat =: the K largest z by (z falling, id rising), log softmax(z /
                                         * report); K <= V, SAMPLE_TOP; absent: none */
 };

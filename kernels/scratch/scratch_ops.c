@@ -243,7 +243,7 @@ const struct scratch_table cuda_scratch = {
 /* ---- a GPU that this machine does not have */
 
 static int64_t not_known(void) { return -1; }
-/* Of an H100: context, libraries, and what the driver allocates at the first launches. */
+/* On an H100: context, libraries, and what the driver allocates at the first launches. */
 static int64_t fixed_bytes(void) { return (int64_t)(561 + 72) << 20; }
 static enum cuda_arch sm80(void) { return CUDA_SM80; }
 static enum cuda_arch sm90(void) { return CUDA_SM90; }

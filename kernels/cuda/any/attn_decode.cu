@@ -76,7 +76,7 @@ static __device__ inline void see_key(struct state<WIDTH> *w, const struct decod
     w->m = m;
 }
 
-/* Keys first + warp, first + warp + WARPS, ... of the window of a query at pos, then every WARPS-th entry. */
+/* Adds keys first + warp, first + warp + WARPS, ... of the window of a query at pos, then every WARPS-th entry. */
 template <int WIDTH>
 static __device__ inline void see_all(struct state<WIDTH> *w, const struct decode_job &job, int64_t t, int pos, int kv,
                                       const float *q)

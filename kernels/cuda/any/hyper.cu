@@ -431,8 +431,8 @@ static __device__ inline void finish8(bf16 *dx, const float *at, int64_t stream,
     store16(dx, pack8(sum));
 }
 
-/* dx += of WALK tokens. A warp has 32 columns, whose fn it keeps in registers; column 2 i + k of its tile j is column
- * 8 i + 2 j + k of them, so that a lane has eight in a row. */
+/* dx += of WALK tokens. A warp has 32 columns, whose fn it keeps in registers. Column 2 i + k of its tile j is number
+ * 8 i + 2 j + k of the 32, so that a lane has eight adjacent columns. */
 static __global__ __launch_bounds__(256) void values_bwd(row_view<> dx, const float *factor, row_view<> dy,
                                                          row_view<> x, const struct hyper_job j)
 {

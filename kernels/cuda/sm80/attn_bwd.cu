@@ -14,7 +14,7 @@
  *   rows; tiles that are masked for the whole block are not loaded. Width 256 holds keys (dq: queries) in registers,
  *   since a warp of 16 rows would read them again for every two products, and takes two launches, dk and dv. At most
  *   255 registers, 96.5 KiB; two blocks per SM; spills: 20 bytes of dkv, width 64, 4 of dv, width 256; PREFIX 44.
- * Bound: compute: 14*A*H*pairs FLOP, 4 of the 14 to recompute p and ds (width 256: 16, 6), the price of sums in a
+ * Bound: compute: 14*A*H*pairs FLOP, 4 of the 14 to recompute p and ds (width 256: 6 of 16), the price of sums in a
  *   fixed order without atomics; 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2.
  * Numerics: f32 sums; p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
  *   sequence are loaded as zeros, so NaN and infinity stay in their sequence. */

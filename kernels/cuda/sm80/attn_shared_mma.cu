@@ -48,7 +48,7 @@ static_assert((int)HEADS_BYTES == 2 * (int)OWN_BYTES, "a warp's part of the quer
 /* The key of a tile that this lane finds for copy_keys: each half of a warp copies every second key. */
 __device__ static inline int found_key(void) { return threadIdx.x % 8 * 2 + threadIdx.x % 32 / 16; }
 /* This lane's key of tile i, of a token t with n keys. A result e >= 0 is entry e, a negative one row t + 1 + e of kv.
- * It is called one tile ahead of copy_keys, so that no warp waits for the list. */
+ * Callers find a key one tile ahead of its copy, so that no warp waits for the list. */
 __device__ static inline int find_key(const struct sight &s, int i, int n)
 {
     const int k = i * KEYS + found_key(), e = k - s.n_near;
@@ -512,8 +512,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- dkey */
 
-/* Copies, of a token and 64 heads, p and dout (kind 0), or ds and q: of p or ds the slots in map, of dout or q 256
- * columns. */
+/* Copies p and dout (kind 0), or ds and q, of a token and 64 heads: of the weights p or ds the slots in map, of dout or
+ * q 256 columns. */
 __device__ static inline void copy_unit(uint32_t stage, const struct shared_args &a, const struct shared_chunk &x,
                                         int t, int group, int kind, const int *map, int half)
 {

@@ -50,8 +50,8 @@ __device__ static inline void add_half(float acc[1][HALF / 8][4], const float p[
     }
 }
 
-/* Stores the warp's rows and half, times factor; with PREFIX it adds to what is there. All warps have finished with
- * shared memory. dst: column 0 of the head in the warp's first row. */
+/* Stores the warp's rows of its half of the columns, times factor; with PREFIX it adds to what is there. All warps have
+ * finished with shared memory. dst: column 0 of the head in the warp's first row. */
 template <bool PREFIX>
 __device__ static inline void store_half(bf16 *dst, int64_t ld, int n_row, int dim, float acc[1][HALF / 8][4],
                                          float factor, int half, char *smem)

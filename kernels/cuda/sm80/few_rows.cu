@@ -561,7 +561,7 @@ template <typename FORMAT, int NT, int MT> static bool launch_staged(const struc
 }
 
 /* Chooses the tiles. depth: warps with the same columns. MT: groups of 16 columns of a warp, two for packed weights,
- * which both use the same rows of a. These two do not depend on the number of rows, so neither does the order of the
+ * which both use the same rows of a. depth and MT do not depend on the number of rows, so neither does the order of the
  * sums. A pass has 8 rows if one matrix has at most 8, or experts at most 4 on average. Otherwise it has 16, or 8 if
  * shared memory holds only 8. */
 template <typename FORMAT> static void launch_rows(const struct few_rows *f)

@@ -81,7 +81,7 @@ static __device__ __forceinline__ float3 scan_gate(const struct mamba_job &job, 
     return make_float3(gate.x, gate.y, job.gates[s.item.head * job.n_tok + scan_row(s, k) + n - 1].x);
 }
 
-/* The state after a chunk. factor: of its rows; tile: b and x, or c and dy. */
+/* acc = the state after a chunk, given the state before. factor: a factor per row; tile: b and x, or c and dy. */
 static __device__ __forceinline__ void scan_update(float acc[2][COLS / 8][4], const char *tile, const float *factor,
                                                    float decay)
 {

@@ -79,7 +79,8 @@ static __device__ __forceinline__ void grad_load(const struct mamba_job &job, co
     copy_commit();
 }
 
-/* kt [j, i] = <x_j, dy_i> becomes M^T; K^T is added to `sum`, and to the sums of its products with bc = B C^T. */
+/* kt [j, i] = <x_j, dy_i> becomes M^T. Adds K^T to `sum`. Multiplies K^T by bc = B C^T, elementwise and
+ * without the diagonal, and adds the sums of rows and of columns to `sums`. */
 static __device__ __forceinline__ void weigh(float kt[ROWS / 8][4], float sum[ROWS / 8][4], const float bc[ROWS / 8][4],
                                              const float2 *gates, const struct place &p, struct sums *sums, bool more)
 {

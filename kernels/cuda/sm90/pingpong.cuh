@@ -89,8 +89,8 @@ template <typename PIPE> static __device__ __forceinline__ void advance(struct r
 }
 
 /* sums[h] (+)= 64 rows of a, from 64 h on, times b over n_in. A stage is released when its own products are complete,
- * after those of the next stage have been issued. Calls prefetch `ahead` steps before the end. gathered:
- * cp.async has written rows of a. Returns the last stage, whose products may still run. */
+ * after those of the next stage have been issued. Calls prefetch() when `ahead` steps remain. gathered: cp.async has
+ * written rows of a. Returns the last stage, whose products may still run. */
 template <typename PIPE, bool KN, int HALVES, typename Prefetch>
 static __device__ __forceinline__ int multiply(float (&sums)[2][COLS / 2], struct ring *ring, int n_in, bool accumulate,
                                                bool gathered, int ahead, const Prefetch &prefetch)

@@ -65,7 +65,7 @@ __device__ static __forceinline__ void copy_keys(uint32_t tile, const bf16 *foun
 }
 
 /* Bits 0 .. 31 of a descriptor (sm90_descriptor) of shared memory at `address`, and the descriptor `bytes` later. The
- * sums have 32 bits: with 64, products of 32 columns would wait for the arithmetic of their descriptors. */
+ * additions have 32 bits: with 64, products of 32 columns would wait for the arithmetic of their descriptors. */
 __device__ static __forceinline__ uint32_t low_word(uint32_t address, uint32_t lead)
 {
     return (lead >> 4) << 16 | address >> 4;

@@ -165,8 +165,8 @@ __device__ static __forceinline__ bool attends_to(const int d[2], int i, int win
     return (unsigned)(d[i / 2 % 2] - 8 * (i / 4) - i % 2) < (unsigned)window;
 }
 
-/* s = -inf where the query does not attend to the key, of scores [keys, 64 queries]. distance: first query of the tile
- * - first key of this thread. */
+/* Sets the scores s [keys, 64 queries] to -inf where the query does not attend to the key. distance: the
+ * first query of the tile - the first key of this thread. */
 __device__ static __forceinline__ void mask_queries(float (&s)[32], int distance, uint32_t inverse, int window)
 {
 #pragma unroll

@@ -35,7 +35,7 @@ struct __align__(16) chunk_factors
     float into[DELTA_ROWS], out[DELTA_ROWS], query[DELTA_ROWS];
     float decay; /* of the chunk */
 };
-/* What follows in shared memory after the stages and, where states are stored, a tile per warpgroup for them. */
+/* The end of shared memory, after the stages and, where states are stored, a tile per warpgroup to store them from. */
 struct scan_tail {
     struct chunk_factors factors[2][2]; /* of a warpgroup, of this chunk and the next */
     uint64_t full[STAGES], empty[STAGES];

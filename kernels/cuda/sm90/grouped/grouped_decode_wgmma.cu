@@ -36,10 +36,9 @@ enum {
 
 /* ---- loading ---- */
 
-/* The blocks of w that a thread decodes in each step. A stage has three parts of 64 rows of 128 bytes: forward 64
- * columns, whose row is 64 of depth; backward 64 of depth, whose row is 64 columns. Either way a thread has half of row
- * thread / 2 in each part, which is one block. Beyond the edges of w weights are 0, with the scale of the last block
- * before. */
+/* The blocks of w that a thread decodes in each step. A stage has three parts of 64 rows of 128 bytes. In the forward a
+ * row is a column with 64 of depth, in the backward 64 columns of one depth. A thread has half of row thread / 2 in
+ * each part, which is one block. Beyond the edges of w weights are 0, with the scale of the last block before. */
 struct blocks {
     const uint8_t *scale; /* of the expert */
     uint32_t at[BLOCKS];  /* of step 0 */

@@ -5,8 +5,8 @@
  *   places: columns of the output are the 64 rows of a wgmma, rows of the experts its N columns, rounded up to 16.
  *   Decoding: the bits of a code go to their places in a bf16, where they are its value times 2^-126: a multiplication
  *   moves the sign and the other three bits, two masks remove the rest. The product with the scale times 2^126 is
- *   exact. Backward two weights that are four apart are in the halves of a word; forward prmt puts neighbours there,
- *   and even rows of w are read first.
+ *   exact. In the backward, two weights that are four apart are in the halves of a word. In the forward, prmt puts
+ *   neighbours there, and even rows of w are read first.
  * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; fewer than 2^31 weights per expert; grouped_require; at most
  *   512 experts.
  * Grid: persistent, one block per SM: a loading thread and consumer warpgroups of 128 columns. LARGE_TILES: two of
@@ -90,8 +90,8 @@ static __device__ __forceinline__ void tma_load_4d(uint32_t to, const CUtensorMa
         : "memory");
 }
 
-/* One thread loads the rows of la, then for every step the packed weights, forward those of even columns first, and the
- * rows. */
+/* One thread loads the rows of la, then for every step the packed weights (in the forward, those of even columns first)
+ * and the rows. */
 template <typename S, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct packed_args &p, const struct tiles *tiles,
                                                   struct ring ring)
@@ -118,11 +118,11 @@ static __device__ __forceinline__ void load_tiles(const struct packed_args &p, c
 }
 
 /* ---- decoding ----
- * A block of columns has 64 rows of 128 bytes in a step: forward a row is a column with 64 of depth, backward 64
- * columns of one depth. A thread has half of a row of each block of its warpgroup. */
+ * A block of columns has 64 rows of 128 bytes in a step: in the forward a row is a column with 64 of depth, in the
+ * backward 64 columns of one depth. A thread has half of a row of each block of its warpgroup. */
 
-/* Column of row i of a product, 0 .. 7; row i + 8 has the next. Backward four bytes of packed weights are decoded in
- * the order 0, 2, 1, 3. */
+/* Column of row i of a product, 0 .. 7; row i + 8 has the next. In the backward, four bytes of packed weights are
+ * decoded in the order 0, 2, 1, 3. */
 template <bool KN> static __device__ __forceinline__ int column_of_row(int i)
 {
     return 2 * (KN ? (i & 4) | (i & 1) << 1 | (i >> 1 & 1) : i);
@@ -211,8 +211,8 @@ static __device__ __forceinline__ struct factors factors_of(const uint32_t (&sca
     return f;
 }
 
-/* Decodes 32 weights with one scale into four chunks. Forward a chunk is 8 of depth. Backward it is the even or the odd
- * ones of 16 columns. */
+/* Decodes 32 weights with one scale into four chunks. In the forward a chunk is 8 of depth, in the backward the even or
+ * the odd ones of 16 columns. */
 template <bool KN, bool LARGE>
 static __device__ __forceinline__ void decode_block(uint32_t to, const uint32_t (&chunk)[4], const uint32_t (&c)[4],
                                                     uint32_t by)

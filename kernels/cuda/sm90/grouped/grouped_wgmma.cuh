@@ -26,7 +26,7 @@ struct wgmma_args {
     CUtensorMap a, b, la, lb; /* boxes: rows, or all columns, of a tile by 64 of depth; zeroed when unused */
     struct grouped g;
     const uint8_t *data, *scale; /* of experts in MXFP4, as struct weight has them; else NULL */
-    bf16 *ring;  /* of grouped_ahead_wgmma.cu, or NULL. b is the map of ring if set, else of data if set */
+    bf16 *ring;  /* experts that grouped_ahead_wgmma.cu decodes, or NULL. b maps ring if set, else data if set */
     int counter; /* index in tiles_begun */
 };
 
