@@ -20,7 +20,7 @@ import tempfile
 
 FORMATS = ["mxfp4", "nf4", "bf16", "nvfp4", "fp8"]
 EXPORTS = ["peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4", "merged-nvfp4", "merged-fp8"]
-# What a run may do to every family; the values do not matter, only that much of the code runs.
+# Settings that runs of every family accept. Their values do not matter, only that much of the code runs.
 VARIANTS = {
     "offload": "train.recompute=full train.offload=all train.threads=3",
     "zero": "train.recompute=selective parallel.cpu_ranks=2 parallel.zero=yes",

@@ -65,7 +65,7 @@ static void test_hashes(void **state)
     mem_free(text);
 }
 
-/* A path without hub: is local. No request is made, also for missing files. */
+/* A path without hub: is local. No request is made, even if the files are missing. */
 static void test_local_paths(void **state)
 {
     (void)state;

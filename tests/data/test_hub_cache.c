@@ -375,7 +375,7 @@ static void test_headers(void **state)
     assert_int_equal(hub_requests("cdn", ""), 0);
 }
 
-/* A plan by the model's name also has the tokenizer for the data, and no weights. */
+/* A plan by the model's name downloads no weights, and the tokenizer only if data are given. */
 static void test_plan_by_name(void **state)
 {
     (void)state;

@@ -118,7 +118,7 @@ static void checks_groups(void **state)
     }
 }
 
-/* Rows that a run adds are those of a file; the hash changes with every member. */
+/* Rows that a run adds have the hash of the same rows read from a file; the hash changes with every member of a row. */
 static void hashes(void **state)
 {
     (void)state;

@@ -23,7 +23,8 @@ static int add_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
     return 0;
 }
 
-/* \s is Unicode's White_Space, which U+180E left in Unicode 6.3: "1 _1" is 1| |_|1 with white space, 1| _|1 without. */
+/* \s is Unicode's White_Space, without U+180E since Unicode 6.3. With a white-space character as _, "1 _1" is 1| |_|1,
+ * otherwise 1| _|1. */
 static void white_space(void **state)
 {
     (void)state;

@@ -105,8 +105,8 @@ static void check_registers(struct warp *w, const struct ins *i)
         fault(w, 0, "setmaxnreg.%s from %d to %d registers", inc ? "inc" : "dec", w->registers, (int)i->imm);
 }
 
-/* Waits, and is executed again, until other warps of the block have released enough. PTX does not say that a warp that
- * exits releases its registers to the block: here it keeps them. */
+/* Waits, and is executed again, until other warps of the block have released enough registers. PTX does not say that a
+ * warp that exits releases its registers to the block: here it keeps them. */
 void ptx_setmaxnreg_inc(struct warp *w, const struct ins *i, uint32_t m)
 {
     (void)m;

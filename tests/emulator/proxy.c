@@ -4,9 +4,9 @@
  * A clock counts the stores of a block, and every 16 bytes have the time of the last one. A fence covers all writes
  * before it, for the warp that executes it and for those that wait at an mbarrier or barrier where that warp arrives
  * afterwards. So a fence may be on either side of the barrier between writer and reader. One that is earlier than the
- * write, or of a warp that the reader does not wait for, covers nothing. A write of the bytes that are there does not
- * count: several warpgroups may clear the same rows. Not found: a write that no barrier orders before the fence, but
- * that the emulator executes before it. */
+ * write, or of a warp that the reader does not wait for, covers nothing. A write that changes no byte does not count:
+ * several warpgroups may clear the same rows. Not found: a write that no barrier orders before the fence, but that the
+ * emulator executes before it. */
 #include "tests/emulator/warp.h"
 
 static int64_t place(const struct block *b, const char *p) { return p - b->shared; }

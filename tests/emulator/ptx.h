@@ -94,7 +94,7 @@ struct module;
 struct module *module_new(const char *text, int64_t bytes); /* copies the text */
 /* The kernel, translated at the first call. Ends the process with the reason when it uses an unknown instruction. */
 const struct kernel *module_kernel(struct module *m, const char *name);
-/* Writes to stderr the values of its 32-bit variables in global memory whose names contain `name`. */
+/* Writes to stderr the values of the module's 32-bit variables in global memory whose names contain `name`. */
 void module_show(const struct module *m, const char *name);
 
 /* One row of the table of instructions. sig: the width of each operand, '4' or '8', '.' for a width that the registers

@@ -341,7 +341,7 @@ static void partial_adapters_ranks_and_rslora_are_exported(void **state)
                 if (k == 2 && options[o].rslora && options[o].ranks) continue; /* GGUF has one alpha */
                 make_config(&cfg, cases[c], NULL);
                 OK(run(&cfg, save_adapter(cases[c], &options[o], 0.1f), formats[k], new_path(), NULL, &err));
-                /* rsLoRA's alpha * sqrt(r) / r equals alpha / sqrt(r) except for rounding; with several ranks the
+                /* rsLoRA's alpha * sqrt(r) / r equals alpha / sqrt(r) except for rounding; with lora.rank_pattern the
                  * export for vLLM scales B, which also rounds */
                 const bool rounds = options[o].rslora || (options[o].ranks && k == 1);
                 if (k < 3) assert_true(kl_of("whole adapter") <= (rounds ? 1e-9 : 0));

@@ -439,7 +439,7 @@ static void stacks_and_other_widths_are_refused(void **state)
     assert_says(report, "adapter_final has no quant_amax.safetensors");
 }
 
-/* Blocks of MXFP4 run along the rows of gate and up, and of down: both widths count. */
+/* Blocks of MXFP4 run along the rows of gate and up, and of down, so both widths must be multiples of the block. */
 static void blocks_divide_both_widths_of_experts(void **state)
 {
     static const struct {

@@ -110,8 +110,8 @@ static void exports_are_bases(void **state)
     }
 }
 
-/* Without quantisation-aware training: rounded to bf16 or quantised afterwards, within the limits of the verification.
- */
+/* Exports of runs without quantisation-aware training are rounded to bf16, or quantised, within the limits of the
+ * verification. */
 static void quantised_sources_are_merged(void **state)
 {
     (void)state;

@@ -79,7 +79,8 @@ static void why_no_gpu(void **state)
     }
 }
 
-/* Training and evaluation say once that they run on the CPU, a plan says what it is for; other commands do not. */
+/* Training and evaluation say once that they run on the CPU, and a plan says that it is for the CPU; other commands do
+ * not. */
 static void the_cpu_is_named_where_it_matters(void **state)
 {
     (void)state;

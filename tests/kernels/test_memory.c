@@ -164,7 +164,7 @@ static void test_plan(void **state)
 #endif
 }
 
-/* All of a block is in RAM and zero, also after one with other bytes was returned. */
+/* A new block is entirely in RAM and zero, also if its memory had other bytes before. */
 static void test_map(void **state)
 {
     (void)state;

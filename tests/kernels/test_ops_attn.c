@@ -203,7 +203,7 @@ static void packed_equals_separate(void **state)
     }
 }
 
-/* Every element of each second sequence, from number `odd` on, becomes v: in q, k, v and dout. */
+/* Sets every element of q, k, v and dout to `v` in every second sequence, beginning with number `odd`. */
 static void poison(const struct attn *a, const struct shape *s, struct tensor dout, int odd, double v)
 {
     int64_t row = 0;

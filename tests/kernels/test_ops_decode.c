@@ -170,7 +170,7 @@ static void is_the_definition(void **state)
 
 /* ---- pages ---- */
 
-/* Every row holds the last token that has it; rows of no token stay as they were. */
+/* If tokens share a row of the cache, it holds the last one; rows without a token are unchanged. */
 static void check_rows(const struct decode *d, const struct shape *s)
 {
     const struct pages *p = &d->pages;
@@ -206,7 +206,7 @@ static void stores_the_last(void **state)
 
 /* ---- neighbours ---- */
 
-/* A sequence alone, whose tokens arrive one by one, has the bits that it has beside others and with several queries. */
+/* A sequence alone, with one token per pass, has the same bits as beside others and with several tokens per pass. */
 static void run_alone(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     const struct shape *s = params;

@@ -163,7 +163,7 @@ static void gradients(void **state)
     }
 }
 
-/* Steps outside the limits have no gradient; those inside, and only those, have one. */
+/* Steps inside the limits have a gradient, steps outside have none. */
 static void limits_cut_gradients(void **state)
 {
     (void)state;
@@ -189,7 +189,7 @@ static void runs(void **state)
 }
 
 /* States that decay by e^-50 per token, and tokens between that keep them: f32 stays close to f64. The gradient of a
- * step has a sum times that 50. */
+ * step contains a sum multiplied by 50. */
 static void fast_decay(void **state)
 {
     (void)state;

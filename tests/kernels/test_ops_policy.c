@@ -330,7 +330,8 @@ static void weights_are_derivatives(void **state)
     }
 }
 
-/* CISPO: the weight is that of -c lp with a constant c. Without old log-probabilities r is 1, and has a gradient. */
+/* CISPO's weight is the derivative of -c lp with a constant c. Without old log-probabilities r is 1, and has a
+ * gradient. */
 static void constants(void **state)
 {
     (void)state;

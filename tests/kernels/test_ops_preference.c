@@ -175,7 +175,8 @@ static void weights_are_derivatives(void **state)
     }
 }
 
-/* Answers as likely as by the reference: DPO's loss is ln 2, KTO's without a baseline half of the weights. */
+/* If policy and reference give equal log-probabilities, DPO's loss is ln 2, KTO's without a baseline half of the
+ * weights. */
 static void equal_models(void **state)
 {
     (void)state;

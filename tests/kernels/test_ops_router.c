@@ -611,7 +611,7 @@ static const struct gpu_router small_routers[] = {
     {17, 128, 4, 96, MXFP4, ROUTER_CHOSEN, 0, true, true, false, 0},
     {130, 65, 16, 40, BF16, ROUTER_CHOSEN, 0, true, true, false, 8},
 };
-/* dl of all experts, and weights in bf16: cuBLASLt computes dx. */
+/* With dl of all experts and weights in bf16, cuBLASLt computes dx. */
 static const struct gpu_router small_routers_of_all_experts[] = {
     {33, 32, 4, 288, BF16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
     {17, 64, 8, 256, BF16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},

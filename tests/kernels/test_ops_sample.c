@@ -280,8 +280,8 @@ static void frequencies(void **state)
     op_check_end(&dev);
 }
 
-/* A logit that is NaN or infinite, and a row without a finite one: token -1, and the other rows as before. -inf is a
- * token that is never drawn. */
+/* A row with a logit of NaN or +infinity, or without a finite logit, gives token -1; other rows do not change. A token
+ * with a logit of -infinity is never drawn. */
 static void rows_that_are_not_finite(void **state)
 {
     (void)state;

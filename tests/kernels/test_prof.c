@@ -160,7 +160,7 @@ static void test_share(void **state)
     assert_close(prof_share(&dev, 250, 100), 1, 0);
     assert_close(dev.roofs.flops, 2.5e9, 1e-12);
     assert_close(dev.roofs.bytes, 2.5e8, 1e-12);
-    /* the portable kernels have another roof; a dense layer keeps that of the library */
+    /* the portable kernels have another roof; dense layers keep the library's roof */
     dev.roofs.portable_flops = 1e9;
     assert_close(cost_ms(&dev.roofs, &(struct cost){.flops = 1e9}), 1e3, 1e-12);
     assert_close(cost_ms(&dev.roofs, &(struct cost){.flops = 1e9, .dense = true}), 400, 1e-12);

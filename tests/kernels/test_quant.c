@@ -161,7 +161,7 @@ static void check_bnb_case(FILE *f, const char *kind, int64_t block, int64_t n, 
     for (int64_t i = 0; i < n; i++) x[i] = signal(i);
     assert_int_equal(quant_bnb_encode(w.format, ours, our_absmax, x, n, block), 0);
     for (int64_t i = 0; i < n;
-         i++) { /* the sign of FP4's zero, codes 0 and 8, differs between their CPU and CUDA code */
+         i++) { /* the sign of FP4's zero, codes 0 and 8, differs between bitsandbytes' CPU and CUDA code */
         int shift = i & 1 ? 0 : 4, code = ours[i / 2] >> shift & 15, theirs = packed[i / 2] >> shift & 15;
         if (code != theirs) assert_true(w.format == WF_FP4 && (code | theirs) == 8 && (code & theirs) == 0);
     }

@@ -338,7 +338,7 @@ static void test_bad_values(void **state)
     }
 }
 
-/* Model types of other families: dense models are named as such, also where experts are turned off. */
+/* The error for a model type of another family says if the model is dense, also if config.json turns experts off. */
 static void test_other_families(void **state)
 {
     (void)state;

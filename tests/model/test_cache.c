@@ -32,8 +32,8 @@ static int32_t n_new(enum arrival arrival, int pass, int s)
 /* Bounds of the relative error of a token's logits in fp32: three times the largest of OpenBLAS's kernels for Prescott,
  * Sandybridge and Haswell. Decoding makes the same sums as the forward pass in another order, in attention and in
  * products of few rows. The fixtures of gpt-oss and of gated DeltaNet amplify these roundings: their forward pass in
- * fp32 is as far from their forward pass in fp64. Computed in fp64 and read as fp32, the logits of all families are
- * equal (FP64). */
+ * fp32 differs as much from that in fp64. Computed in fp64 and read as fp32, the logits of all families are equal
+ * (FP64). */
 static const struct family {
     const char *dir, *adapter; /* dir: under fixtures, or from the root; adapter NULL: a new one */
     double fp32;
@@ -315,9 +315,9 @@ static void bytes_and_errors(void **state)
     run_close(&b.run);
 }
 
-/* In bf16 the output of attention and what follows is rounded otherwise in most tokens, by one rounding (2^-8) in some
- * places. In a few tokens a router then chooses another expert, so half of the tokens are compared. The models are
- * fixtures or, where the kernels do not support a fixture's sizes, random models of the same kind. */
+/* In bf16 most tokens differ by one rounding (2^-8) in some values of the output of attention and after it. In a few
+ * tokens a router then chooses another expert, so half of the tokens are compared. The models are fixtures or, where
+ * the kernels do not support a fixture's sizes, random models of the same kind. */
 static void on_the_gpu(void **state)
 {
     (void)state;

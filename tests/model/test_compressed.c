@@ -213,8 +213,8 @@ static const char *train(const char *parallel, int steps, const char *config)
     return config;
 }
 
-/* Data parallel, expert parallel with checkpoints that other ranks continue. Hash layers know their tokens on every
- * rank. */
+/* Data parallel; expert parallel, with checkpoints that other numbers of ranks continue. Hash layers need the token ids
+ * on every rank. */
 static void ranks_and_resuming(void **state)
 {
     (void)state;

@@ -112,7 +112,7 @@ static void test_both_styles(void **state)
     assert_true(parsed(edit(PUBLISHED, "4, 8, 4, 0]", "128, 4, 128, 0, 0, 0]")).compress.ratio[COMPRESS_HEAVY] == 128);
 }
 
-/* The angles of the published model: frequencies as its reference has them. */
+/* The angles of the published model: the frequencies are those of its reference code. */
 static void test_angles(void **state)
 {
     static const struct {
@@ -619,7 +619,7 @@ static void test_shapes_of_exponents(void **state)
     }
 }
 
-/* model.quantize on the published layout packs what is FP8, and the log names it. */
+/* model.quantize on the published layout packs the FP8 matrices, and the log names them. */
 static void test_packed_shared_experts(void **state)
 {
     (void)state;

@@ -82,7 +82,8 @@ static void compare_run(const struct source *whole, const struct source *run, in
     }
 }
 
-/* A matrix of 360 x 192 in groups of 120 rows: blocks of FP8 scales and of nested absmax end inside its runs. */
+/* A matrix of 360 x 192 in groups of 120 rows. Blocks of FP8 scales and of nested absmax end inside runs of consecutive
+ * rows. */
 static void runs_have_their_scales(void **state)
 {
     (void)state;

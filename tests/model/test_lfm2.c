@@ -87,7 +87,7 @@ static void refused_values(void **state)
     }
 }
 
-/* out_proj and in_proj are PEFT's words; the table names what has no adapters. */
+/* lora.targets takes PEFT's names out_proj and in_proj; the table of adapters names the mixers without adapters. */
 static void targets(void **state)
 {
     (void)state;

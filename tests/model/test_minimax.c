@@ -96,7 +96,7 @@ static void refused_values(void **state)
     }
 }
 
-/* Attention and experts in FP8 with a scale per block of 128 x 128, as published: the model is that of the decoded
+/* Attention and experts in FP8 with a scale per block of 128 x 128, as published, load as the same model as the decoded
  * values. The router and the head stay dense. */
 static void published_fp8(void **state)
 {

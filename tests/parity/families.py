@@ -47,7 +47,8 @@ def minimax_m2_config(a, common):
 
 
 def lfm2_config(a, common):
-    """Attention in --full-layers, by default in the last layer; head_dim is a key of the class's code alone."""
+    """Attention in --full-layers, by default in the last layer; the class reads head_dim, although published files lack
+    this key."""
     full = [a.layers - 1] if a.full_layers is None else a.full_layers
     kinds = ["full_attention" if i in full else "conv" for i in range(a.layers)]
     common = dict(common)

@@ -143,8 +143,8 @@ def write_rows(a):
 
 
 def write_adapter(a):
-    """A PEFT adapter whose A and B are both random, so that no gradient is zero; its delta is about a tenth of W. Of
-    the experts it is in PEFT's fused form: A [r * E, in] expert-major, B [out, r * E] rank-major."""
+    """A PEFT adapter whose A and B are both random, so that no gradient is zero; its delta is about a tenth of W. For
+    experts it has PEFT's fused form: A [r * E, in] expert-major, B [out, r * E] rank-major."""
     with open(f"{a.checkpoint}/config.json") as f:
         c = json.load(f)
     hidden, width, n_exp = c["hidden_size"], c["intermediate_size"], c["num_local_experts"]
@@ -230,7 +230,8 @@ def run_moetrain(a):
 
 
 def decode_mxfp4(blocks, scales, dtype):
-    """As peer.decode_mxfp4, but a byte, two codes, at a time and straight to dtype: e2m1 times 2^k is exact in bf16."""
+    """Like peer.decode_mxfp4, but decodes a byte (two codes) at a time, directly to dtype: e2m1 times 2^k is exact in
+    bf16."""
     code = torch.arange(256)
     pair = torch.stack((peer.FP4[code & 15], peer.FP4[code >> 4]), -1).to(blocks.device, dtype)
     values = pair[blocks.int()].flatten(-2)
@@ -287,8 +288,8 @@ def fp32_scores(module, query, key, value, attention_mask, scaling, **kwargs):
 
 
 def cross_entropy(model, documents):
-    """Summed cross-entropy of documents side by side, and over how many tokens. Attention is causal: what pads the
-    shorter ones at their ends is never seen."""
+    """Summed cross-entropy of a batch of documents, and the number of its tokens. Shorter documents are padded at the
+    end, where causal attention never sees the padding."""
     pad = torch.nn.utils.rnn.pad_sequence
     device = next(model.parameters()).device
     x = pad([torch.tensor(ids) for ids in documents], batch_first=True).to(device)

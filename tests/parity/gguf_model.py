@@ -7,7 +7,8 @@ EXPORT: the directory of the export. ROWS: `text` rows; the first half of each i
 so tokenisation is compared too. The gguf package decodes the tensors and has llama.cpp's names for those of
 transformers; both are independent of moetrain. For gpt-oss the peer rounds YaRN's bounds, as llama.cpp does. Prints the
 largest difference of log-probabilities over the tokens written. Exit 1 when a token differs although the
-log-probabilities of the two best tokens differ by more than this. Needs torch, transformers >= 5, gguf, xllamacpp. """
+log-probabilities of the two best tokens differ by more than this. Needs torch, transformers >= 5, gguf, xllamacpp.
+"""
 import argparse
 import json
 import math

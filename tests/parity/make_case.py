@@ -217,7 +217,7 @@ def random_model(a, tokenizer):
 
 
 def edit(config, words):
-    """--keys: removes or sets keys of the text part, /NAME of the whole."""
+    """--keys removes or sets keys of the text part of config.json; /NAME is a key of the whole file."""
     for word in words:
         path, given, value = word.partition("=")
         whole = path.startswith("/") or "text_config" not in config

@@ -10,7 +10,8 @@ checkpointing, their fastest back ends, fused AdamW in PyTorch, and the same ran
 
 The larger model is measured first: its first shape, then other shapes while less than 0.6 of --limit has passed. The
 smaller model follows in the same shapes. --compile runs one step of each shape and prints no measurements: its compiled
-kernels stay in the caches of Triton and PyTorch for a later process. """
+kernels stay in the caches of Triton and PyTorch for a later process.
+"""
 import argparse
 import contextlib
 import gc
@@ -307,7 +308,7 @@ def measure_all(a, model, ways):
 
 
 def compile_all(a, model, ways):
-    """One step of each shape: the smaller model, in the first way."""
+    """Runs one step of each shape, with the smaller model and the first back end."""
     drop_layers(model, a.layers[0])
     ways[0][1]()
     steps = Steps(a, model)

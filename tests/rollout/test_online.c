@@ -93,7 +93,8 @@ static void read_rows(const char *dir, int64_t step, char *text, int64_t cap)
 enum { FILE_BYTES = 1 << 20 };
 static char wanted[FILE_BYTES], got[FILE_BYTES];
 
-/* The rows are those of the seed, whole groups in the order of the prompts; the file is in the recorded form. */
+/* The rows depend only on the seed, as whole groups in the order of the prompts; the file has the format of recorded
+ * rollouts. */
 static void rows_of_a_batch(void **state)
 {
     (void)state;

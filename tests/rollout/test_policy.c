@@ -125,7 +125,7 @@ static const char *rows_file(const char *text)
 
 #define ROW(completion, more) "{\"prompt_ids\": [5, 6, 7], \"completion_ids\": " completion more "}\n"
 
-/* Equal rewards, null rewards and masked rows: no gradient, and no NaN; a KL has one. */
+/* Equal rewards, null rewards and masked rows give no gradient and no NaN. A KL term still gives a gradient. */
 static void rows_without_gradient(void **state)
 {
     (void)state;

@@ -99,7 +99,7 @@ static int ask(const char *path)
     return code;
 }
 
-/* Sends a byte at a time until the server has answered; the status, 0: it never does. */
+/* Sends a byte at a time until the server has answered; returns the status, 0: no answer. */
 static int drip(const char *head, const char *byte)
 {
     const int fd = connect_here();

@@ -309,8 +309,8 @@ static void unknown_names_are_errors(void **state)
            "warmup_ratio, min_lr_ratio, decay_ratio, power, cycles, weight_decay, beta1, beta2, eps, clip_norm");
 }
 
-/* Each row of the table of other trainers' keys refers to an existing key. Its own name appears once and is not a key
- * of moetrain. */
+/* Each row of the table of other trainers' keys refers to an existing key. The other trainer's key appears once and is
+ * not a key of moetrain. */
 static void keys_of_other_trainers_are_known(void **state)
 {
     (void)state;

@@ -299,7 +299,7 @@ static void any_order_gives_the_same(void **state)
         compare_with_training(&b, want);
         for (int i = 0; i < N; i++)
             for (int64_t s = 0; s < want[i].q.n; s++) ended[want[i].got[s].end]++;
-        for (int64_t s = 0; s < want[6].q.n; s++) { /* the bias makes an end token certain once min_tokens are there */
+        for (int64_t s = 0; s < want[6].q.n; s++) { /* the bias makes an end token certain after min_tokens */
             const struct got *g = &want[6].got[s];
             assert_true(g->n <= 3 || (g->end == SAMPLE_END_TOKEN && g->n == 4 && g->ids[3] == 7));
             for (int64_t t = 0; t < MT_MIN(g->n, 3); t++) assert_true(g->ids[t] != 7 && g->ids[t] != 400);

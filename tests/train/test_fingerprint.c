@@ -136,7 +136,7 @@ static bool is_later_expert(const char *name)
 }
 
 /* Flips a bit of byte `at` with which the checkpoint still loads, and returns whether the fingerprint then differs from
- * `before`. Also true if the checkpoint loads with no bit of the byte flipped. */
+ * `before`. Also true if no flipped bit of the byte gives a checkpoint that loads. */
 static bool notices(struct opened *o, int64_t i, int64_t at, uint64_t before)
 {
     struct st_tensor *t = &o->st.tensors[i];

@@ -129,7 +129,7 @@ static void sampled(void **state)
 #undef WORDS
 }
 
-/* A head of zeros: all tokens are equally likely, and each takes another random number. */
+/* With a head of zeros all tokens are equally likely, and each token is drawn with another random number. */
 static void evenly_sampled(void **state)
 {
     (void)state;
@@ -360,7 +360,7 @@ static void samples_at_evaluations(void **state)
     assert_says(said.err, "/nowhere");
 }
 
-/* A row of eval.prompts with an answer: the question is shown, the model's answer, and the answer of the row. */
+/* For a row of eval.prompts with an answer the run shows the question, the model's answer and the row's answer. */
 static void samples_with_answers(void **state)
 {
     (void)state;

@@ -112,7 +112,7 @@ static void plans_for_a_card(void **state)
                 ", 633 MiB of it for context, libraries and other processes of the GPU, the budget is 635 MiB");
 }
 
-/* Memory of an integrated GPU is that of the host: a plan spends it once, and leaves a tenth to others. */
+/* An integrated GPU shares the host's memory: a plan counts this memory once, and leaves a tenth to other processes. */
 static void plans_for_an_integrated_gpu(void **state)
 {
     (void)state;

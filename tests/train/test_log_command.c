@@ -91,8 +91,8 @@ static void a_process_may_end(void **state)
     test_free(w);
 }
 
-/* When the process does not read, the run gets one error and writes on. After the run, it is ended within a bounded
- * time, with the processes that it started. */
+/* When the process does not read, the run gets one error and continues. After the run, moetrain ends the process and
+ * its child processes within a bounded time. */
 static void a_process_may_block(void **state)
 {
     (void)state;

@@ -412,7 +412,7 @@ static void test_interrupted(void **state)
     assert_true(file_exists(inner));
 }
 
-/* An export deletes what a killed one of any format left in output.dir, and nothing else. */
+/* An export deletes what a killed export of any format left in output.dir, and nothing else. */
 static void test_export_sweeps(void **state)
 {
     (void)state;
@@ -426,7 +426,7 @@ static void test_export_sweeps(void **state)
     assert_true(file_exists(process_output(config, "export-peft")));
 }
 
-/* In one file, standard output and error have their lines in the order of time. */
+/* If standard output and error go to one file, its lines are in the order in which they were written. */
 static void test_one_file(void **state)
 {
     (void)state;

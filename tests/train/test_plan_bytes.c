@@ -187,7 +187,7 @@ static void adapters_and_optimizer(void **state)
     }
 }
 
-/* Of eight ranks: an eighth of the experts and their adapters, or of the moments. */
+/* Each of eight ranks has an eighth of the experts and their adapters (expert parallel), or of the moments (ZeRO-1). */
 static void parts_of_ranks(void **state)
 {
     (void)state;
@@ -207,8 +207,8 @@ static void parts_of_ranks(void **state)
     close_run(&r);
 }
 
-/* AdamW on the CPU has all but gradients and working copies. The device holds five inputs, and two layers of packed
- * experts with all biases. */
+/* With AdamW on the CPU the device has only the gradients and working copies of the adapters. With other offloads it
+ * has five inputs of layers, or two layers of packed experts and the biases of all layers. */
 static void host_memory(void **state)
 {
     (void)state;

@@ -266,8 +266,7 @@ static void logits_are_worth_memory(void **state)
     mem_free(b);
 }
 
-/* The largest micro-batch is planned at once, and its bytes do not overflow, with the largest receive buffers either.
- */
+/* A plan of the largest micro-batch is quick, and its bytes do not overflow, also with the largest receive buffers. */
 static void two_billion_tokens(void **state)
 {
     (void)state;
@@ -398,7 +397,8 @@ static struct bed *bed_of_one_memory(int kind)
     return b;
 }
 
-/* Where host memory is the device's memory, the plan counts it, and no error suggests it. */
+/* If host memory and device memory are one, the plan counts tensors in host memory too, and no error suggests to move
+ * any there. */
 static void host_memory_of_the_device(void **state)
 {
     (void)state;
@@ -503,7 +503,8 @@ static int64_t far_experts(int64_t card_bytes, int objective)
     return n;
 }
 
-/* Every token that online RL samples reads all experts: `auto` moves them only where nothing else fits. */
+/* Sampling in online RL reads all experts for every token, so `auto` moves experts to host memory only where nothing
+ * else fits. */
 static void sampling_keeps_experts_near(void **state)
 {
     (void)state;
@@ -513,7 +514,8 @@ static void sampling_keeps_experts_near(void **state)
     assert_true(far_experts(less, CFG_GRPO) > 0);
 }
 
-/* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
+/* train.decoded_layers has no effect on experts that already have the dtype of decoded layers: bf16 on a GPU, f32 on a
+ * CPU. */
 static void decoding_without_effect(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_preference.c - training runs of preference objectives: what the first step proves, that a step does not depend
- * on how it is divided into micro-batches and ranks, prompts that answers share, resume, settings that are refused. */
+/* test_preference.c - training runs of preference objectives: known losses of the first step, the same step for any
+ * division into micro-batches and ranks, prompts that answers share, resume, refused settings. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -16,8 +16,8 @@
 #include "train/launch/launch.h"
 #include "tests/process.h"
 
-/* Every step has four micro-batches; dropout, noise and auxiliary loss differ between them. A and B have their own
- * rates. */
+/* Every step has four micro-batches; dropout, noise and auxiliary loss differ between them. A and B have different
+ * learning rates. */
 static const char settings[] = "[parallel]\ncpu_ranks = %d\nzero = %s\n[optim]\nschedule = constant\nwarmup_ratio = 0\n"
                                "lr_ratio_b = 4\n[eval]\nevery = 2\n";
 #define JOB                                                                                                            \

@@ -363,7 +363,8 @@ static int run_case(const char *config, const char *model, const char *rows, int
     return process_run_sets(config, sets);
 }
 
-/* A bit of one tensor, not in the first layer's attention. Ranks and decoded layers are not a change. */
+/* A changed bit of any tensor is detected, here one outside the first layer's attention. Other numbers of ranks and of
+ * decoded layers are not a change. */
 static void changed_weights_are_refused(void **state)
 {
     (void)state;
@@ -504,7 +505,7 @@ static void another_run_is_archived(void **state)
     assert_false(file_exists(process_output(config, "archive-2")));
 }
 
-/* A finished run compares its weights and ends without loading them; what is left is still done. */
+/* A finished run compares its weights and ends without loading them, unless an evaluation or an output is missing. */
 static void finished_runs_load_nothing(void **state)
 {
     (void)state;

@@ -105,7 +105,8 @@ static void writes_a_configuration_that_runs(void **state)
     if (RUN_THERE("tiny model.ini", "--set", "train.device=cpu", "--set", "train.steps=1")) fail_msg("%s", said.err);
 }
 
-/* Without a configuration, `plan` counts the steps of the values that `init` writes, and of those that are given. */
+/* Without a configuration `plan` computes the number of steps from the values that `init` would write, or from given
+ * values. */
 static void plans_what_init_writes(void **state)
 {
     (void)state;
@@ -163,7 +164,7 @@ static void put_long_documents(void)
 }
 #define LITTLE_MEMORY "--gpu", "1gb", "--host-gb", "0.001"
 
-/* Changes in the order of what they cost, and only as many as are needed. */
+/* `init` changes values in the order of what the changes cost, and only as many as needed to fit. */
 static void changes_values_until_it_fits(void **state)
 {
     (void)state;

@@ -61,7 +61,8 @@ static void messages(void **state)
     assert_says(said.out, "\"loss_spans\": [[4, 6], [15, 16]]");
 }
 
-/* JSONL that can be read only once, plain or gzip, gives what its file gives; training data must be a file. */
+/* `tokens` also reads JSONL from a pipe, plain or gzip, with the result of the same file; training data must be a file.
+ */
 static void messages_from_a_pipe(void **state)
 {
     (void)state;
@@ -180,7 +181,7 @@ static const char *checkpoint_with_eos(const char *ids)
     return set;
 }
 
-/* With a template whose answers only the next role's token ends, that token is appended, and moetrain says so. When
+/* If only the next role's token ends the answers of a template, moetrain appends this token and says so. When
  * eos_token_id does not list it, moetrain warns. */
 static void appended_ends(void **state)
 {
