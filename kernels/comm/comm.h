@@ -108,7 +108,7 @@ void comm_abandon_work(struct comm *c, struct device *dev);
 /* Collectives of c called from here on run beside the device's stream, each after the work already issued there. Their
  * tensors must not be used until comm_overlap_end. */
 void comm_overlap_begin(struct comm *c);
-/* The device's stream waits for these collectives. */
+/* The device's stream waits for the collectives since comm_overlap_begin. */
 void comm_overlap_end(struct comm *c, struct device *dev);
 
 /* ---- collectives on the host */

@@ -7,7 +7,7 @@
 struct exchange {
     struct comm_net *net;
     int rank, world;    /* of this process in the group; size of the group */
-    const int *members; /* [world] their ranks in the group of all */
+    const int *members; /* [world] the members' ranks in the group of all ranks */
     const char *op;
     uint64_t call; /* of the group's calls */
 };

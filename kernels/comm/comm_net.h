@@ -87,7 +87,7 @@ struct auth_server {
     int64_t n_rejected, n_wrong_key; /* rejected connections; those with another key */
 };
 void auth_open(struct auth_server *a, int rank, int world, const uint8_t key[COMM_KEY]);
-void auth_close(struct auth_server *a); /* and the listeners */
+void auth_close(struct auth_server *a); /* closes the listeners too */
 /* The socket of the next authenticated connection, its hello and its session; other connections are rejected meanwhile.
  * Or AUTH_LATE, or AUTH_RANK_LOST with the rank whose watch connection was closed meanwhile. */
 enum { AUTH_LATE = -1, AUTH_RANK_LOST = -2 };
@@ -116,7 +116,7 @@ void watch_start(struct comm_net *net);
 void watch_stop(struct comm_net *net); /* all ranks have finished their last collective */
 void watch_enter(struct comm_net *net,
                  const char *op);       /* a collective begins on the host, or is issued to the device */
-void watch_leave(struct comm_net *net); /* it has ended on the host */
+void watch_leave(struct comm_net *net); /* that collective has ended on the host */
 /* Call it when a peer is gone: waits until the watch, which knows the cause, ends the process. If the watch does not,
  * this call ends it. */
 void watch_lost(struct comm_net *net, int peer, const char *what) __attribute__((noreturn));

@@ -28,7 +28,7 @@ void gemm_serial(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, 
 void gemm_rows(const struct device *dev, int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda,
                const real *b, int64_t ldb, real beta, real *c, int64_t ldc);
 
-/* These products for dev->steady_rows (rows.c). */
+/* The product of gemm_rows with dev->steady_rows (rows.c). */
 void rows_gemm(int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda, const real *b, int64_t ldb,
                real beta, real *c, int64_t ldc);
 

@@ -152,7 +152,7 @@ MT_BOTH float minifloat_round(float a, int digits, int lowest)
 
 /* The nearest value of e2m1, ties to the even code; 6 at most. */
 MT_BOTH float e2m1_round(float a) { return minifloat_round(a < 6 ? a : 6, 1, 0); }
-/* The code of such a value: 0, 0.5, 1, 1.5, 2, 3, 4, 6. */
+/* The code of a rounded value: 0, 0.5, 1, 1.5, 2, 3, 4, 6 have the codes 0 to 7. */
 MT_BOTH uint32_t e2m1_code(float a) { return a < 1 ? a > 0 : (float_bits(a) >> 22) - 252; }
 /* The value of a code of e2m1 with its sign: its bits at the same places of an f32 give the value times 2^-126. */
 MT_BOTH float e2m1_value(uint32_t code) { return fl_mul(bits_float((code & 8) << 28 | (code & 7) << 22), 0x1p126f); }

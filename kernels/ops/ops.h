@@ -90,7 +90,7 @@ struct input_quant {
  * products read x itself. */
 struct proj_fp8 {
     struct tensor step;     /* [E] f32; absent: no FP8 products */
-    const float *host_step; /* the same in host memory */
+    const float *host_step; /* `step`, in host memory */
     bool pair; /* w is BF16, but where step[e] is above 0 its bytes are the e4m3 codes of W_e [out, in], then those of
                   its transpose [in, out] (op_expert_codes) */
 };
@@ -708,7 +708,7 @@ struct ops {
     const char *name;
     enum dtype act_dtype, stat_dtype;
     bool own_memory;              /* a GPU: the host reaches its tensors by copies alone */
-    bool (*integrated)(void);     /* its memory is that of the host all the same; NULL: no */
+    bool (*integrated)(void);     /* whether that GPU shares the memory of the host; NULL: no */
     enum cuda_arch (*arch)(void); /* of the kernels that run, for choice.h; NULL: no GPU */
     int64_t rank_multiple;        /* LoRA ranks are padded to a multiple of this */
     dev_alloc_fn *alloc, *alloc_host;

@@ -166,7 +166,7 @@ struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, 
 /* Attention with one shared key, by tiles: 64, 128, ... heads of SHARED_DIM columns. */
 enum {
     SHARED_HEADS = 64,  /* heads of a group */
-    SHARED_DIM = 512,   /* their width */
+    SHARED_DIM = 512,   /* columns of a head */
     SHARED_TOKENS = 32, /* tokens of an item of the gradients of keys */
     SHARED_BLOCK = 192, /* keys of an item */
     SHARED_ITEMS = 128, /* items of a chunk, at most */
@@ -204,7 +204,7 @@ struct scratch_delta {
     struct tensor factors, gates;             /* [N * T, 4] f32 */
     struct tensor x, states, grads;           /* backward: [T, N * DELTA_DIM], [states, DELTA_DIM] bf16 */
     struct tensor err, dd, dq, dk_in, dk_out; /* without chunks, backward: [T, N * A], [T, N * K] f32 */
-    struct tensor dbeta, dg;                  /* the same: [T, N] f32 */
+    struct tensor dbeta, dg;                  /* without chunks, backward: [T, N] f32 */
 };
 /* In the forward, values and written are both o; in the backward they are dout and dqkv. */
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,

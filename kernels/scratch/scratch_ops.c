@@ -2,7 +2,7 @@
  * this machine does not have. */
 #include "kernels/scratch/scratch.h"
 
-#pragma GCC diagnostic ignored "-Wunused-parameter" /* those that say nothing about scratch */
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* parameters that say nothing about scratch */
 
 static void linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *proj,
                        struct tensor res)

@@ -136,7 +136,7 @@ __device__ static inline struct shared_item item_of(const struct shared_args &a,
         m.seen = true;
     } else {
         m.near = m.split = 0;
-        m.far = range.x + spare_rows(a, x) + (block - x.n_window) * SHARED_BLOCK; /* those before: the window's item */
+        m.far = range.x + spare_rows(a, x) + (block - x.n_window) * SHARED_BLOCK; /* after entries in window blocks */
         m.seen = m.far < range.y;
     }
     return m;

@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
         if (next_g < group) fetch(next_g, next_row, stage ^ 1);
 #pragma unroll 1
         for (int sub = 0; sub < Q_ROWS; sub += SUB) {
-            const int q0 = row + sub + of.shift; /* its position */
+            const int q0 = row + sub + of.shift; /* position of the first query */
             if (all_masked(q0, SUB, w0, MT * 16, a.window)) continue;
             const uint32_t q_tile = stages + stage * 2 * q_bytes + sub * DIM * 2;
             const char *sub_stat = smem + (stats - start) + (stage * Q_ROWS + sub) * sizeof(float2);
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_kernel(const struct a
     fetch(begin, 0);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
-    const int p0 = w0 + keys.shift;                                                    /* and its position */
+    const int p0 = w0 + keys.shift;                                                    /* position of this query */
     const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2);
     const uint32_t d_rows = lane_rows<DIM>(d_tile + warp * ROWS * DIM * 2);
     float dq[MT][DIM / 8][4] = {};

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_kernel(const struct 
     copy_commit();
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
-    const int p0 = w0 + keys.shift;                                                    /* and its position */
+    const int p0 = w0 + keys.shift;                                                    /* position of this query */
     const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2);
     uint32_t q_regs[DIM / 16][MT][4]; /* queries as A operands, DIM 64 only */
     float acc[MT][DIM / 8][4] = {}, max[2 * MT], sum[2 * MT] = {};

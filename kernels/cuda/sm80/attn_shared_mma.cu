@@ -83,7 +83,7 @@ __device__ static inline void copy_heads(uint32_t to, const bf16 *heads)
         copy_async16((to ^ (j % 4 << 5)) + j * 2 * OWN * 2, from + 2 * j * SHARED_DIM, 16);
     copy_commit();
 }
-/* These heads as A operands. */
+/* Loads the heads of copy_heads as A operands. */
 __device__ static inline void load_heads(uint32_t x[OWN / 16][2][4], uint32_t heads)
 {
 #pragma unroll

@@ -214,7 +214,7 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) wide_dkv(const __grid_
             const bf16 *q = a.qkv + of.first * a.ld_qkv + head * a.dim;
             const bf16 *dout = a.dout + of.first * a.ld_dout + head * a.dim_v;
             for (int row = of.begin / STAGE * STAGE; row < of.end; row += STAGE) {
-                const int q0 = row + of.shift; /* its position */
+                const int q0 = row + of.shift; /* position of query `row` */
                 __syncthreads();               /* all warps have finished with the stage */
                 load_tile<STAGE, DIM>(q_tile, q, a.ld_qkv, row, of.len, a.dim);
                 load_tile<STAGE, DIM>(d_tile, dout, a.ld_dout, row, of.len, a.dim_v);

@@ -332,7 +332,7 @@ static __global__ void __launch_bounds__(T::THREADS, 2) grouped_kernel(const __g
         float c[T::WM / 16][T::WN / 8][4] = {};
         struct fragments<T> f[2];
         int busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
-        asm volatile("" : "+r"(busy)); /* in a register, too */
+        asm volatile("" : "+r"(busy)); /* in a register, as `shared` is */
         fetch<T, KN>(&f[0], stage, at, 0);
         /* The adapter's steps, then the others, in two runs of the loop, so that no step tests whether to multiply by
          * scale. */

@@ -47,9 +47,9 @@ static __device__ __host__ constexpr int layout_of(int epilogue)
 
 struct tiles {                      /* of experts in the order of their tiles */
     int32_t first[MAX_EXPERTS + 1]; /* row tiles before expert i */
-    int32_t row[MAX_EXPERTS];       /* its first row */
-    int32_t end[MAX_EXPERTS];       /* the row after its last one */
-    uint16_t place[MAX_EXPERTS];    /* in the launch */
+    int32_t row[MAX_EXPERTS];       /* first row of expert i */
+    int32_t end[MAX_EXPERTS];       /* the row after the last of expert i */
+    uint16_t place[MAX_EXPERTS];    /* of expert i in the launch */
     int32_t n_exp, n_col;           /* experts; column tiles */
 };
 struct tile {

@@ -137,7 +137,7 @@ static __device__ __forceinline__ uint32_t power_pair(float x)
 static __device__ __forceinline__ uint32_t scale_pair(uint32_t x, uint32_t factor)
 {
     uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(factor), "r"(0x80008000u)); /* - 0 */
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(factor), "r"(0x80008000u)); /* x factor - 0 */
     return y;
 }
 /* A warp's 16 rows of a block of weights, times factor, as A operands. */

@@ -208,7 +208,7 @@ static __device__ __forceinline__ void multiply_block(const struct attn_wgmma_ar
 {
     using S = dkv_sizes<A, B>;
     const int wg = warpgroup_index(), w0 = b.k0 + wg * 64; /* keys w0 .. w0+63 */
-    const int end = min(b.len, w0 + 63 + p.a.window);      /* queries w0 .. end-1 attend to them */
+    const int end = min(b.len, w0 + 63 + p.a.window);      /* queries w0 .. end-1 attend to the keys */
     const int from = min(wg * 64 / p.n_query, b.n_tile);
     const int to = w0 < b.len ? (end - b.k0 + p.n_query - 1) / p.n_query : from;
     const uint32_t k = m.k + wg * 64 * ROW_BYTES, v = m.v + wg * 64 * ROW_BYTES;

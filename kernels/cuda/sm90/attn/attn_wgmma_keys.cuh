@@ -64,7 +64,7 @@ struct key_memory {
 /* `start` is aligned to 1024. */
 __device__ static __forceinline__ struct key_memory key_memory_at(uint32_t start, char *bytes)
 {
-    asm volatile("" : "+r"(start)); /* otherwise it is computed again in every step */
+    asm volatile("" : "+r"(start)); /* otherwise the compiler computes it in every step */
     struct key_memory m;
     m.bytes = bytes;
     m.k = start;

@@ -25,8 +25,8 @@
 #include "kernels/cuda/sm90/grouped/sm90_narrow.cuh"
 
 enum {
-    BLOCKS = 2,      /* of columns, of a consumer warpgroup */
-    BLOCK_COLS = 64, /* of one: rows of a wgmma */
+    BLOCKS = 2,      /* blocks of columns of a consumer warpgroup */
+    BLOCK_COLS = 64, /* columns of a block: rows of a wgmma */
     OWN = BLOCKS * BLOCK_COLS,
     UNIT = 16,    /* tiles have a multiple of UNIT rows, except for the last tile of an expert */
     BOX = 32,     /* rows of a TMA box */
