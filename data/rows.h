@@ -69,7 +69,7 @@ struct row_reader {
     int64_t n, cap;
     struct chat_reader chat;
     int64_t n_special;          /* special tokens in the contents of the last row */
-    int32_t special;            /* one of them */
+    int32_t special;            /* the id of one of these */
     struct chat_reader altered; /* of special_text_altered */
     int64_t *plain;             /* [n_plain] of all samples */
     int64_t n_plain, cap_plain;

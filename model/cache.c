@@ -14,7 +14,7 @@ struct cache_class {
     int32_t *free, *uses; /* [n_page] free pages, the next one last; sequences that have a page */
     int64_t n_free, n_promised;
     struct tensor table; /* [n_seq * n_of_seq] i32 */
-    int32_t *host;       /* the same, of the pass */
+    int32_t *host;       /* the table of the pass, on the host */
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -61,7 +61,7 @@ struct adapter {
 struct lora_layer {
     struct adapter of[LAYER_PRODUCTS];
 };
-void lora_unquantised(struct lora_layer *lora); /* its products read the weights as they are stored */
+void lora_unquantised(struct lora_layer *lora); /* makes the products read the weights as they are stored */
 
 /* The largest magnitudes that a run keeps for the scales of quantisation-aware training: of inputs, from the
  * calibration; with quant.amax = static also of the weights at the start. They are saved with every adapter
@@ -73,9 +73,9 @@ struct amax_row {
     int64_t off, stride;   /* matrix e of this rank is element off + e * stride of flat */
 };
 struct amax_table {
-    bool weights;       /* those of the weights are kept */
-    bool known;         /* those of the weights are computed or loaded; they are not computed again */
-    bool calibrated;    /* those of the inputs are known */
+    bool weights;       /* the weights' magnitudes are kept */
+    bool known;         /* they are computed or loaded, and not computed again */
+    bool calibrated;    /* the inputs' magnitudes are known */
     struct tensor flat; /* f32 on the device: struct qat's; ndim 0: nothing is kept */
     int64_t n_rows;
     struct amax_row *rows; /* [n_rows] host */
@@ -189,7 +189,7 @@ int64_t adapters_max_rank(const struct adapters *ad);
 /* The lora ranks in the form of lora_options.ranks; "" when all are r. */
 #define LORA_RANKS_TEXT 1024
 void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]);
-void adapters_alphas_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]); /* the same of alpha */
+void adapters_alphas_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]); /* as lora_options.alphas */
 /* A parameter of a layer: A or B of a target, or the target's magnitudes. NULL: the layer has no such trained target,
  * or no DoRA. */
 const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b);

@@ -51,7 +51,7 @@ struct lora_options {
     const char *targets; /* comma-separated names of targets or of groups: attention, mixers, experts, shared_experts,
                             dense, all-linear */
     const char *ranks;   /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */
-    const char *alphas;  /* the same of alpha, "experts=16" */
+    const char *alphas;  /* alpha of targets in the form of ranks, "experts=16" */
     const char *layers;  /* "" or "all": every layer; else "0-3,7" */
 };
 
@@ -65,7 +65,7 @@ struct lora_choice {
 struct lora_model {
     const char *family;
     bool has[LORA_TARGETS];
-    bool frozen[LORA_TARGETS]; /* it has the matrix, but no adapter may be on it */
+    bool frozen[LORA_TARGETS]; /* the model has the matrix, but no adapter may be on it */
 };
 
 /* Checks spelling and numbers of the options; it needs no checkpoint. */

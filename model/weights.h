@@ -117,7 +117,7 @@ struct weights {
                               packed to. It covers the first 64 KiB of a tensor and, of experts in separate tensors, the
                               first expert of every layer. It does not depend on the device, the ranks or decoded
                               layers; 0 in a dry run, unless weights_options.hashed */
-    uint64_t base;         /* the same without that format */
+    uint64_t base;         /* as fingerprint, but without the format that experts were packed to */
     struct base_hash hash; /* of all bytes that were read, whatever that format is; with expert parallelism it has only
                               this rank's experts until base_hash_join */
     int64_t n_unused;      /* tensors of the checkpoint that moetrain does not read */
@@ -132,7 +132,7 @@ struct weights_options {
     int64_t host_layers; /* number of routed layers, evenly spaced among those that are not decoded, whose experts are
                             kept in dev->host; host_bytes: weights.packed_bytes of them */
     int64_t host_bytes;
-    bool fp8_experts; /* their products run in e4m3, train.expert_dtype */
+    bool fp8_experts; /* products of routed experts run in e4m3 (train.expert_dtype) */
     bool checked; /* an earlier dry run found all tensors: this one looks for those of a layer's first expert alone, and
                      counts no unused ones */
     bool hashed;  /* sets weights.fingerprint in a dry run too */

@@ -127,7 +127,7 @@ static int load_experts(struct weights_read *f, struct weight *w, struct tensor 
     const struct name name = weights_read_name(f, p->stack, "");
     if (has_experts(f, p)) return load_per_expert(f, w, bias, p);
     const int found = load_stack(f, w, name.s, p->n_out, p->n_in);
-    if (!found && f->a->names->published) /* its error names the tensor that is missing */
+    if (!found && f->a->names->published) /* the error of this call names the missing tensor */
         return load_per_expert(f, w, bias, p);
     if (!found)
         return err_set(f->err,

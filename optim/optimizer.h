@@ -20,7 +20,7 @@ struct param_group {
 /* One update. */
 struct optimizer_step {
     double lr, clip; /* the kind's functions get lr times the group's lr_factor */
-    int64_t n;       /* its number, from 1 */
+    int64_t n;       /* number of the update, from 1 */
 };
 
 struct optimizer_kind {

@@ -19,8 +19,8 @@ struct chat_reader {
     const struct chat_template *template;
     enum chat_on_dropped on_dropped;
     struct chat_samples samples; /* of the last row */
-    int64_t n_nulls;             /* null members that were left out of it */
-    bool lost;                   /* its text lacks a part, named in why (WARN) */
+    int64_t n_nulls;             /* null members that were left out of the last row */
+    bool lost;                   /* the last row's text lacks a part, named in why (WARN) */
     struct err why;
     /* for the next rows */
     struct json_doc *doc;

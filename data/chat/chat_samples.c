@@ -401,7 +401,7 @@ static int by_generation(struct conversation *s, struct err *err)
                           "some answers carry no loss, but the template has %lld {%% generation %%} blocks for "
                           "%lld answers, so blocks and answers cannot be matched",
                           (long long)t->n_spans, (long long)s->n_answers);
-    struct text_buf blocks = *t; /* its spans */
+    struct text_buf blocks = *t; /* keeps the blocks' spans, while t gets new ones */
     const bool matched = t->n_spans == s->n_answers;
     int rc = 0;
     t->spans = NULL;

@@ -36,7 +36,7 @@ struct chat_template {
     struct json_doc *kwargs;       /* NULL: none */
     char *text, *tools_text;       /* of main and tools */
     bool tools_only;               /* main is the template "tool_use": the checkpoint has none for rows without tools */
-    bool types;                    /* it reads KIMI_TOOLS */
+    bool types;                    /* the template reads KIMI_TOOLS */
     bool foreign;                  /* the tokenizer of transformers does not find this text in the checkpoint */
     uint64_t hash;
 };

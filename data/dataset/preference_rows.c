@@ -153,7 +153,8 @@ static int put_answer(struct text_buf *out, struct json row, const struct answer
         if (lists) text_put(out, "]");
     }
     if (put_beside(out, row, err)) return -1;
-    if (!lists && json_truthy(a->system) && put_member(out, "system", a->system, err)) return -1; /* it is refused */
+    /* the row reader refuses a system prompt beside texts */
+    if (!lists && json_truthy(a->system) && put_member(out, "system", a->system, err)) return -1;
     text_put(out, "}");
     return 0;
 }

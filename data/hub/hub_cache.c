@@ -297,7 +297,7 @@ int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *
     if (lock < 0) return io_error(err, path, "create the lock");
     /* On a file system without locks, as on some clusters, no lock is used; two processes then write the same bytes. */
     const bool busy = flock(lock, LOCK_EX | LOCK_NB) && (errno == EWOULDBLOCK || errno == EINTR);
-    if (busy || fstat(lock, &st) || st.st_nlink == 0) /* its last holder deleted it: the next try creates it */
+    if (busy || fstat(lock, &st) || st.st_nlink == 0) /* the last holder deleted it: the next try creates it */
         close(lock);
     else
         *fd = lock;

@@ -57,7 +57,7 @@ struct response {
     char code[64], message[256];            /* X-Error-Code, X-Error-Message */
     char commit[41];                        /* X-Revision, of the viewer */
     int64_t wait_s, range_from, range_size; /* -1: not given */
-    bool begun;                             /* its body has begun: status, range and length were checked */
+    bool begun;                             /* the body has begun: status, range and length were checked */
 };
 
 struct transfer {

@@ -33,7 +33,7 @@ struct upload {
     int64_t size;
     bool large, ignored, same;
     char oid[HASH_HEX];   /* SHA-256 of a large file, git's SHA-1 of a small one */
-    char there[HASH_HEX]; /* this hash of the repository's file; "": no such file, or not known */
+    char there[HASH_HEX]; /* the same hash of the file in the repository; "": no such file, or not known */
 };
 
 struct push {

@@ -10,7 +10,7 @@
 bool hub_url_escape(char *url, size_t n, const char *text, bool slashes);
 /* NULL, or why the text is not the address of a hub: http(s)://HOST[:PORT][/PATH]. */
 const char *hub_url_fault(const char *url);
-bool hub_url_is_loopback(const char *url); /* its host is this machine: localhost, 127.x.x.x, [::1] */
+bool hub_url_is_loopback(const char *url); /* the host is this machine: localhost, 127.x.x.x, [::1] */
 size_t hub_url_origin(const char *url);    /* bytes of the leading "https://host:port"; 0: none */
 /* Whether a redirect may be followed: to http or https, never from https to http. *same: both addresses have the same
  * origin (scheme, host, port), so the token may be sent. */

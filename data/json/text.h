@@ -18,7 +18,7 @@ void text_span(struct text_buf *t, int64_t begin, int64_t end); /* appends one s
 static inline bool text_is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 bool text_is_blank(const char *text, int64_t size); /* empty, or white space */
-bool text_is_blank_json(struct json j);             /* such a string, or another value that is false */
+bool text_is_blank_json(struct json j);             /* a blank string, or another value that is false */
 void text_trim(const char **text, int64_t *size);   /* leaves out white space at both ends */
 
 void text_put(struct text_buf *t, const char *text); /* NUL-terminated */
@@ -27,8 +27,8 @@ void text_put_base64(struct text_buf *t, const void *data, int64_t n); /* n byte
 /* Writes a value as json.dumps(value, ensure_ascii=False): ", " and ": " between items, floats as Python's repr. */
 int text_put_json(struct text_buf *t, struct json value, struct err *err) MT_CHECK;
 int text_put_number(struct text_buf *t, struct json number, struct err *err) MT_CHECK;
-void text_put_quoted(struct text_buf *t, const char *s, int64_t size); /* a string of it */
-void text_put_string(struct text_buf *t, const char *s);               /* the same; NUL-terminated */
+void text_put_quoted(struct text_buf *t, const char *s, int64_t size); /* a string, as text_put_json */
+void text_put_string(struct text_buf *t, const char *s);               /* text_put_quoted; s is NUL-terminated */
 /* Call it before each value of an array or object that is written one by one. Writes ", ", but nothing after the
  * opening bracket. */
 void text_put_comma(struct text_buf *t);

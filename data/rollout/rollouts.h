@@ -14,7 +14,7 @@ struct rollout {
     const uint8_t *mask;            /* [n_completion] 0: an environment wrote the token; NULL: the model wrote all */
     double reward;                  /* NaN: null, the row teaches nothing */
     int64_t group;                  /* completions of one prompt have one number */
-    bool truncated;                 /* it stops without an end token */
+    bool truncated;                 /* the completion stops without an end token */
     const uint16_t *routing;        /* [n_prompt + n_completion - 1, n_routing] the sampler's experts; NULL: none */
 };
 /* Rewards by name, which say what a row's reward is made of; only for the log. */

@@ -15,7 +15,7 @@ static const struct {
     enum arrow_kind kind;
     int bytes;         /* 0: in the type's table */
     bool wide, values; /* struct arrow_column */
-    bool refused;      /* its buffers have another order */
+    bool refused;      /* the type's buffers have another order */
 } types[] = {
     {.name = "none", .refused = true},
     {.name = "null", .kind = ARROW_NULL},

@@ -10,8 +10,8 @@ enum arrow_kind {
     ARROW_FLOAT,
     ARROW_BOOL,
     ARROW_TEXT,
-    ARROW_LIST,   /* its child has the items: those between two offsets */
-    ARROW_BLOCKS, /* ... `bytes` items each */
+    ARROW_LIST,   /* an item is the items of its child between two offsets */
+    ARROW_BLOCKS, /* an item is `bytes` items of its child */
     ARROW_STRUCT,
     ARROW_UNREAD /* buffers without a form in JSON */
 };

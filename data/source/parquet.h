@@ -13,7 +13,7 @@ struct parquet *parquet_open(struct file_map *map, const char *path, struct err 
  * that is not read. */
 int parquet_next(struct parquet *p, struct text_buf *row, struct err *err) MT_CHECK;
 int64_t parquet_rows(const struct parquet *p);     /* rows returned */
-int64_t parquet_position(const struct parquet *p); /* their share of the file's bytes */
+int64_t parquet_position(const struct parquet *p); /* bytes of the file that the returned rows take, about */
 void parquet_close(struct parquet *p);
 
 #endif

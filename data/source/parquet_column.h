@@ -18,7 +18,7 @@ struct parquet_column {
     int64_t length;       /* of FIXED */
     int max_rep, max_def; /* number of repeated nodes on its path; number of repeated and optional nodes */
     /* the entry at which the column is */
-    bool given; /* it is read */
+    bool given; /* the entry is read */
     int rep, def;
     struct parquet_value value; /* where def == max_def */
     /* the chunk and its page */

@@ -21,8 +21,8 @@ struct parquet_node {
     char *name;
     enum parquet_repeat repeat;
     int max_rep, max_def; /* levels at which it is there */
-    bool list;            /* its only child is repeated: the items of a list */
-    bool item;            /* ... with one child, which is the item itself */
+    bool list;            /* the only child is repeated: the items of a list */
+    bool item;            /* a list whose repeated child has one child, the item itself */
     int64_t n_children;
     int64_t next;        /* index after its last descendant */
     int64_t first, last; /* columns below it: first .. last-1 */
@@ -36,8 +36,8 @@ struct parquet_schema {
     struct parquet_column *columns; /* [n_columns] */
     int64_t n_columns, cap_columns;
     int64_t n_rows;
-    struct thrift groups; /* at the next group of rows */
-    int64_t n_groups;     /* that are left */
+    struct thrift groups; /* at the next row group */
+    int64_t n_groups;     /* row groups that are left */
 };
 /* Reads the metadata at the end of the file. `path` stays the caller's. */
 int parquet_schema_read(struct parquet_schema *s, const struct file_map *map, const char *path,

@@ -35,7 +35,7 @@ void thrift_skip(struct thrift *t, enum thrift_type type);
 int64_t thrift_int(struct thrift *t, enum thrift_type type); /* of any width */
 bool thrift_bool(struct thrift *t, enum thrift_type type);
 const uint8_t *thrift_bytes(struct thrift *t, enum thrift_type type, int64_t *size);
-bool thrift_struct(struct thrift *t, enum thrift_type type);                        /* its fields follow */
+bool thrift_struct(struct thrift *t, enum thrift_type type);                        /* the struct's fields follow */
 int64_t thrift_list(struct thrift *t, enum thrift_type type, enum thrift_type *of); /* so many items follow */
 
 uint64_t thrift_varint(const uint8_t **p, const uint8_t *end, bool *bad); /* of 7 bits a byte, lowest first */

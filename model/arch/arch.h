@@ -23,7 +23,7 @@ int64_t arch_row_in_memory(const struct row_order *o, int64_t row); /* row of th
 int64_t arch_stream_cols(const struct arch *a);                     /* columns of the residual: D, or n_stream * D */
 int64_t arch_qkv_cols(const struct arch *a, int64_t layer);         /* (H + 2K) * A */
 int64_t arch_q_rows(const struct arch *a, int64_t layer); /* of q_proj: H * A, with an output gate 2 * H * A */
-int64_t arch_expert_cols(const struct arch *a);           /* that routed experts read and write */
+int64_t arch_expert_cols(const struct arch *a);           /* columns that routed experts read and write */
 bool arch_is_routed(const struct arch *a, int64_t layer); /* the layer has routed experts */
 /* The name of the tensor with the bias of `router`: "mlp.gate.e_score_correction_bias" for "mlp.gate". */
 enum { ARCH_NAME = 96 };

@@ -96,7 +96,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     const struct arch *a = p->a;
     const struct attn_arch *h = arch_attn(a, p->layer);
     struct device *dev = p->dev;
-    const int64_t n_tok = p->n_tok, n_head = h->n_head + (a->value_norm ? 2 : 1) * h->n_kv; /* that have a norm */
+    const int64_t n_tok = p->n_tok, n_head = h->n_head + (a->value_norm ? 2 : 1) * h->n_kv; /* heads that have a norm */
     const int64_t out = h->n_head * h->head_dim;
     if (group == ACTS_CORE) {
         t->o = acts_2d(p, n_tok, out);

@@ -40,7 +40,7 @@ static int find(struct source *s, struct checkpoint *ck, const char *name, struc
 static int find_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp, struct err *err)
 {
     const struct stored_layout *l = &stored_as_mxfp4_stack;
-    const int64_t nibbles[] = {n_exp, s->n_out, s->n_in / 32, 16}; /* its first 3 are the shape of the exponents */
+    const int64_t nibbles[] = {n_exp, s->n_out, s->n_in / 32, 16}; /* the first 3 are the shape of the exponents */
     char blocks[512], scales[512];
     if (!stored_has(ck, name, l->data.suffix) && !stored_has(ck, name, l->scale.suffix)) return 0;
     if (s->n_in % 32)

@@ -7,7 +7,7 @@
 
 /* A tensor of a matrix in a file. dtype and shape are those that moetrain writes; readers also take others. */
 struct stored_tensor {
-    const char *suffix;   /* its name, after that of the matrix; NULL: the layout has no such tensor */
+    const char *suffix;   /* what follows the matrix's name in the tensor's name; NULL: the layout has no such tensor */
     const char *st_dtype; /* as in struct st_tensor */
     /* Its shape for a matrix or a stack [.., out, in] is [.., out / rows, in / cols], with a last axis of `last` unless
      * that is 0. rows 0: one value for each matrix, [..]; for a single matrix [1] if cols is 1. */
@@ -36,17 +36,17 @@ struct st_entry stored_entry(const struct stored_tensor *t, int ndim, const int6
 
 /* One matrix of a checkpoint, in any layout. source.h has the functions. */
 struct source {
-    const struct stored *stored; /* its layout */
+    const struct stored *stored; /* the layout of the matrix */
     enum weight_format format;   /* in memory: that of its codes, or WF_BF16 where source_copy decodes them */
     int64_t n_out, n_in;
     int64_t block;                  /* bitsandbytes: values per absmax; INT4: columns per scale; else 0 */
     int64_t scale_rows, scale_cols; /* FP8: rows and columns per scale; else 0 */
-    int64_t first_row;   /* where its rows begin in the matrix that the scales are for; source_runs sets it */
+    int64_t first_row;   /* where the rows begin in the matrix that the scales are for; source_runs sets it */
     bool transposed;     /* stored as [in, out] */
     bool scale2_divides; /* as in struct weight */
     float offset;        /* bitsandbytes: of a nested absmax */
-    /* Its tensors, by the plane whose bytes they have, or from which source_copy computes planes; the others are NULL.
-     * FP8 and INT4 have `scale`. */
+    /* The matrix's tensors, each under the plane whose bytes it has or that source_copy computes from it; the others
+     * are NULL. FP8 and INT4 have `scale`. */
     union {
         const struct st_tensor *plane[PLANES];
         struct {
