@@ -10,8 +10,8 @@
  *   read the same keys from L1. Gradients of keys: a block per row, whose 8 warps take turns at the tokens that see it;
  *   their sums are added in a fixed order.
  * Bound: arithmetic of f32 (14*H*A FLOP per pair backward), and L2, as every key reads all rows of q and dout again.
- * Numerics: f32, nothing but inputs and outputs is rounded; no atomics, bitwise repeatable.
- * 64, 128, ... heads of 512 columns have kernels in attn_shared_mma.cu, on Hopper in attn_shared_wgmma_*.cu. */
+ * Numerics: f32; only inputs and outputs are rounded; no atomics, bitwise repeatable. 64, 128, ... heads of 512 columns
+ * have kernels in attn_shared_mma.cu, on Hopper in attn_shared_wgmma_*.cu. */
 #include "kernels/cuda/parts/attn_shared.cuh"
 
 enum { WARPS = 8, WORDS = SHARED_WIDEST / 32 }; /* WORDS: columns of a lane, at most */

@@ -4,8 +4,8 @@
  * Needs: sm_90a, rows aligned to 16 bytes.
  * Grid: persistent, a block per SM, which processes a chunk and key head at a time and adds up its value heads in a
  *   fixed order. Three warpgroups: dq; the terms of dk where the row's k reads the state ("into" the row); those where
- *   its k is written to the state ("out of" the row), plus the former. Operands a are in registers, b in tiles that
- *   TMA loads, dO, X and Y one value head ahead. 217 KiB; 168 registers, 36 bytes of spills.
+ *   its k is written to the state ("out of" the row). The third adds the terms of the second. Operands a are in
+ *   registers, b in tiles that TMA loads, dO, X and Y one value head ahead. 217 KiB; 168 registers, 36 bytes of spills.
  * The gradient of g in a row is the sum of dG from this row on. A pair of rows adds two terms to dG, which cancel in
  *   this sum unless it contains only one row of the pair. They cancel in f32 only if both have the same bits: the
  *   kernel sums the rows and the columns of the same matrix, without its diagonal, and takes no product that was

@@ -295,8 +295,8 @@ static __device__ __forceinline__ void write_chunk(const struct delta_wgmma_args
                       n);
 }
 
-/* Writes what chunk i left: its rows, and the state after it if another chunk follows. i = -1: writes nothing, without
- * a branch, which the products in flight do not allow. */
+/* Writes what chunk i left: its rows, and the state after it if another chunk follows. i = -1 writes nothing: by
+ * sizes of 0 and not by a branch, since products are in flight. */
 template <int SCAN, int WARPGROUPS>
 static __device__ __forceinline__ void finish_chunk(const struct delta_wgmma_args &p, const struct strip &s, int i,
                                                     int half, const uint32_t (&out)[4][4],

@@ -133,7 +133,7 @@ struct half_row {
     int64_t next;                 /* from step to step */
     int left;                     /* steps in which the half is in bounds; beyond the edges of w weights are 0 */
     int row, side;                /* the first or second half */
-    int column;                   /* the row's column of the tile; backward the first column of the half. In block 0 */
+    int column;                   /* in block 0: of the row, or backward the first of the half */
     uint32_t from;                /* bytes from a stage */
     uint32_t to[4];               /* chunks, bytes from a block of decoded weights */
 };
