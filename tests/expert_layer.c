@@ -85,7 +85,7 @@ void expert_layer_fwd(struct layer *l)
 
 void expert_layer_bwd(struct layer *l)
 {
-    copy_on(l->dev, l->dpre, l->pre); /* it becomes the gradient, as in a model */
+    copy_on(l->dev, l->dpre, l->pre); /* the backward overwrites it with the gradient, as in a model */
     op_moe_down_bwd(l->dev, l->dpre, l->dgate, l->act, l->dout, l->dpre, l->ha, &l->route, &l->down, &l->glu);
     op_moe_up_bwd(l->dev, l->dx, l->dpre, l->x, l->xa, &l->route, &l->up);
 }

@@ -176,7 +176,7 @@ static int run_wanted(int argc, char **argv, int first)
     return failed || (counted->groups && !counted->tests);
 }
 
-/* 0 where every name is that of a group. */
+/* Returns 0 if every name is the name of a group. */
 static int check_names(int argc, char **argv, int first)
 {
     for (int i = first; i < argc; i++) {

@@ -48,7 +48,7 @@ static pid_t start(const char *dir, const char *const *first, const char *const 
 {
     char *argv[MAX_ARGS + 2] = {NULL}, out[MT_PATH], err[MT_PATH];
     int n = 0;
-    for (; *first; first++) argv[n++] = (char *)(uintptr_t)*first; /* execv changes nothing */
+    for (; *first; first++) argv[n++] = (char *)(uintptr_t)*first; /* execv does not change the words */
     for (; *words; words++) {
         assert_true(n <= MAX_ARGS);
         argv[n++] = (char *)(uintptr_t)*words;

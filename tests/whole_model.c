@@ -154,7 +154,7 @@ static void check_mixtures(struct run *r, double loss, const double *g)
     check_groups(r, groups, MT_LEN(groups), loss, g);
 }
 
-/* The same with groups in host memory. */
+/* As check_mixtures, with groups in host memory. */
 static void check_host(struct run *r, double loss, const double *g)
 {
     enum { MIXER = SAVE_MIXER | SAVE_MIXER_HOST, FFN = SAVE_FFN | SAVE_FFN_HOST };
@@ -162,7 +162,7 @@ static void check_host(struct run *r, double loss, const double *g)
                                      SAVE_CORE | FFN,   MIXER,       MIXER | SAVE_FFN | SAVE_NORMS};
     const int64_t n = r->arch.n_layer, bytes = 1 << 20;
     struct err err;
-    r->dev.ops->free(r->dev.work.base); /* it has no room for the rings */
+    r->dev.ops->free(r->dev.work.base); /* the arena of the run has no room for the rings */
     if (device_reserve(&r->dev, &r->dev.work, "work", 64 << 20, &err) ||
         device_reserve_host(&r->dev, OFFLOAD_KINDS * n * bytes, &err))
         fail_msg("%s", err.msg);
@@ -172,7 +172,7 @@ static void check_host(struct run *r, double loss, const double *g)
         host_ring_open(ring, &r->dev,
                        &(struct host_ring_use){.n_layer = n, .n_slot = OFFLOAD_SLOTS, .n_host = n, .bytes = bytes});
         host_ring_end(ring, r->model.adapters.lowest_layer);
-        for (int64_t l = 0; l < n; l++) ring->bytes[l] = bytes; /* of an earlier micro-batch, more than a place has */
+        for (int64_t l = 0; l < n; l++) ring->bytes[l] = bytes; /* an earlier micro-batch needed more than a slot */
     }
     check_groups(r, groups, MT_LEN(groups), loss, g);
 }

@@ -123,7 +123,7 @@ static void history_beside_columns(void **state)
     dataset_free(&ds);
 }
 
-/* A column `rejected` of flags is no answer. */
+/* A column `rejected` with false or null is not read as an answer. */
 static void flags_are_no_preferences(void **state)
 {
     (void)state;

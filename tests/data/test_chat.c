@@ -21,7 +21,7 @@ static struct json_doc *load(const char *name, int64_t least)
 
 static struct json_doc *load_cases(void) { return load("chat/harmony.json", 30); }
 
-/* gpt-oss's; kwargs: its variables. */
+/* The chat template of gpt-oss; kwargs: its variables. */
 static struct chat_template *load_gptoss(const char *kwargs)
 {
     struct err err;

@@ -137,10 +137,10 @@ static void dropped_parts(void **state)
         {PLAIN, ROW(Q "," MX("assistant", "a", "\"refusal\": null")), PLAIN_QA},
         {PLAIN, ROW(Q "," MX("assistant", "a", "\"name\": \"n\", \"audio\": null")), PLAIN_QA},
         {CALLING, ROW(Q "," M("judge", "j") "," A), "!`content` of this message of role \"judge\""},
-        {CALLING, ROW(M("user", "a") "," M("judge", "a") "," A), "!of role \"judge\""}, /* its text is elsewhere */
-        {CALLING, ROW(Q "," A "," M("judge", "j")), "!of role \"judge\""},              /* after the last answer too */
+        {CALLING, ROW(M("user", "a") "," M("judge", "a") "," A), "!of role \"judge\""}, /* equal texts */
+        {CALLING, ROW(Q "," A "," M("judge", "j")), "!of role \"judge\""}, /* a message after the last answer */
         {CALLING, ROW(Q "," A "," Q), QA},
-        {PLAIN, ROW(Q "," A "," M("judge", "j")), PLAIN_QA}, /* it writes any role */
+        {PLAIN, ROW(Q "," A "," M("judge", "j")), PLAIN_QA}, /* PLAIN writes any role */
         {LAST_QUESTION, ROW(Q "," A "," M("system", "late") "," Q "," A), "!roles must alternate"},
         {PARTS,
          ROW(MJ("user", "[{\"type\": \"image\", \"image\": \"u\"}, {\"type\": \"text\", \"text\": \"q\"}]") "," A),
@@ -271,7 +271,7 @@ static void contents(void **state)
                "{\"role\": \"assistant\"}"),
          ""},
         {PLAIN, ROW(Q "," M("assistant", " \\n")), ""},
-        {PLAIN, ROW(Q "," MX("assistant", "", "\"reasoning\": \"r\"")), ""}, /* the template drops it */
+        {PLAIN, ROW(Q "," MX("assistant", "", "\"reasoning\": \"r\"")), ""}, /* PLAIN drops the reasoning */
         {PLAIN,
          ROW(Q ","
                "{\"role\": \"assistant\", \"content\": null, \"refusal\": \"no\"}"),

@@ -235,7 +235,7 @@ static void role_token_ends_turn(void **state)
          "<sop><|user|>\na<|assistant|>\n<think></think>\nb"},
         {GLM, generation, list, U("a") "," A("b", ", \"train\": false") "," U("c") "," A("d", ""), false,
          "<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>[[\n<think></think>\nd<|user|>]]"},
-        {GLM, generation, list, U("a") "," A("b", "") "," A("d", ""), false, /* not special: no end */
+        {GLM, generation, list, U("a") "," A("b", "") "," A("d", ""), false, /* <|assistant|> ends no turn */
          "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]<|assistant|>[[\n<think></think>\nd<|user|>]]"},
         {GLM, generation, list, U("a") "," A("b", R) "," U("c") "," A("d", R), false,
          "<sop><|user|>\na<|assistant|>[[\n<think>r</think>\nb<|user|>]]/"

@@ -33,7 +33,7 @@ struct synced {
 static struct synced synced[4096];
 static int64_t n_synced;
 static struct {
-    char dir[MT_PATH]; /* has a new name since its last fsync */
+    char dir[MT_PATH]; /* directory with a new name since its last fsync */
     bool renamed;
 } pending[64];
 static int64_t n_pending, n_renamed;
@@ -249,7 +249,7 @@ static void runs_and_the_archive(void **state)
     assert_true(file_is_dir(process_output(path, "best")));
     assert_true(file_is_dir(process_output(path, "checkpoints/step-000004")));
     assert_durable(4);
-    /* its best/ is archived, that of step 2 returns */
+    /* the later best/ is archived, and best/ of step 2 returns */
     OK(file_remove_tree(process_output(path, "checkpoints/step-000004"), &err));
     watch();
     OK(loop_train(&cfg, &comm_alone, NULL, &err));

@@ -130,7 +130,7 @@ static void arrays_and_blocks(void **state)
     struct gguf_writer w;
     int64_t size;
     snprintf(path, sizeof(path), "%s/blocks.gguf", scratch_dir());
-    assert_int_equal(gguf_writer_open(&w, path, more, 3, &half, 1, &err), -1); /* blocks do not divide its rows */
+    assert_int_equal(gguf_writer_open(&w, path, more, 3, &half, 1, &err), -1); /* a row has no whole blocks */
     OK(gguf_writer_open(&w, path, more, 3, blocks, 2, &err));
     for (int i = 0; i < 3; i++) OK(gguf_writer_put(&w, bytes + 34 * i, 34, &err));
     OK(gguf_writer_put(&w, bytes, 34, &err));

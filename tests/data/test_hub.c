@@ -50,7 +50,7 @@ static void test_hashes(void **state)
     hash_hex(&h, hex);
     assert_string_equal(hex, "ce013625030ba8dba906f756967f9e9ca394464a");
     char *text = mem_alloc(1000), other[HASH_HEX];
-    for (int64_t size = 0; size < 300; size++) { /* every length of the last block, both ways, in two pieces */
+    for (int64_t size = 0; size < 300; size++) { /* every length of the last block; with SHA instructions and without */
         struct hash a, b;
         hash_init(&a);
         hash_init(&b);
@@ -411,7 +411,7 @@ static void test_killed(void **state)
         char range[64];
         const long long at = size[i / 8][i % 8];
         snprintf(range, sizeof(range), " bytes=%lld- ", at);
-        if (at < 1000 || at >= 700000) continue; /* no bytes, a small file, or complete */
+        if (at < 1000 || at >= 700000) continue; /* nothing received, a small file, or a complete file */
         if (!hub_requests("cdn", range)) fail_msg("no request from byte %lld on", at);
         ranges++;
     }

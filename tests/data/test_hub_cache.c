@@ -73,7 +73,7 @@ static void download(char dir[MT_PATH])
 
 enum layout {
     V0,       /* 0.36: links to blobs named by their hashes; a list of files known to be missing */
-    V2,       /* 1.x, 2.x: the same, and the list of the commit's files */
+    V2,       /* 1.x, 2.x: as V0, with the list of the commit's files */
     MIRROR,   /* a download from a mirror: blobs have the mirror's ETags as names */
     COPIES,   /* file system without links: the snapshot has the files themselves */
     ABSOLUTE, /* links with absolute paths, as in the first versions */

@@ -90,8 +90,8 @@ static void wide_numbers(void **state)
 {
     (void)state;
     static const struct {
-        const char *text, *kept; /* NULL: as the text */
-        double value;            /* 0: no getter has one */
+        const char *text, *kept; /* kept: the text kept; NULL: `text` itself */
+        double value;            /* 0: every getter fails */
     } rows[] = {{"18446744073709551615", NULL, 18446744073709551616.0},
                 {"-9223372036854775809", NULL, -9223372036854775808.0},
                 {"1000000000000000019884624838656", NULL, 1e30},

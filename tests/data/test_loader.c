@@ -370,7 +370,7 @@ static void steps_of_epochs(void **state)
         sum += (loader_epoch_batches(l, whole) + 1) / 2;
         assert_int_equal(epochs_steps(&cfg, l, false), (sum + 2) / 3);
         cfg.train.grad_accum = 1;
-        cfg.train.epochs = 1.1; /* binary: a little more */
+        cfg.train.epochs = 1.1; /* the nearest double is a little above 1.1 */
         assert_int_equal(epochs_steps(&cfg, l, false), first + (loader_epoch_batches(l, 1) + 9) / 10);
         loader_close(l);
         dataset_free(&ds);

@@ -49,14 +49,14 @@ static void forms_of_texts(void **state)
     expect("{\"prompt\": \"Why? \", \"chosen\": \"So.\", \"rejected\": \"No.\"}", DATA_PREFERENCE, "Why? |So.$",
            "Why? |No.$");
     expect("{\"chosen\": \"Q: a? A: yes\", \"rejected\": \"Q: a? A: no\"}", DATA_PREFERENCE, "Q: a? A:| yes$",
-           "Q: a? A:| no$"); /* as TRL: the blank before the difference is the answers' */
+           "Q: a? A:| no$"); /* as TRL: the blank before the first difference belongs to the answers */
     expect("{\"prompt\": \"p\", \"responses\": [\"bad\", \"good\", \"fair\"], \"ratings\": [1, 4.5, 3]}",
            DATA_PREFERENCE, "p|good$", "p|bad$");
     expect("{\"prompt\": \"p\", \"completion\": \"c\", \"label\": true}", DATA_LABELLED, "p|c$", NULL);
     expect("{\"prompt\": \"p\", \"completion\": \"c\", \"label\": 0}", DATA_LABELLED, "p|c$", NULL);
 }
 
-/* As programs and tables write them. */
+/* Labels as programs and tables write them. */
 static void labels(void **state)
 {
     (void)state;

@@ -104,7 +104,7 @@ static void files_arrive(void **state)
     assert_arrived(dir, "pushed");
 }
 
-/* What is there is not sent, and nothing makes no commit. */
+/* Files that the hub already has are not sent; a push without changes makes no commit. */
 static void a_second_push_sends_what_changed(void **state)
 {
     (void)state;
@@ -121,7 +121,7 @@ static void a_second_push_sends_what_changed(void **state)
     assert_int_equal(hub_requests("PUT", ""), 0);
 }
 
-/* Contents that are sent stay when the commit fails. */
+/* After a failed commit the contents that were sent are not sent again. */
 static void a_push_continues(void **state)
 {
     (void)state;

@@ -98,7 +98,7 @@ static void checks_groups(void **state)
     (void)state;
     const struct {
         int64_t group[6];
-        const char *words; /* NULL: groups of two */
+        const char *words; /* of the error; NULL: valid groups of two */
     } cases[] = {{{0, 0, 1, 1, 2, 2}, NULL},
                  {{5, 5, -3, -3, 5, 5}, NULL},
                  {{0, 0, 1, 2, 2, 2}, "row 3: group 1 has 1 adjacent row,"},

@@ -292,7 +292,7 @@ static void shards(void **state)
         assert_int_equal(safetensors_open(&st, dir, &err), -1);
         assert_non_null(strstr(err.msg, "model.safetensors.index.json: not valid JSON"));
     }
-    put_text(path, INDEX(IN("b", M0) "," IN("c", M1))); /* the index does not say which of both */
+    put_text(path, INDEX(IN("b", M0) "," IN("c", M1))); /* two files have `a`, and the index does not name it */
     snprintf(path, sizeof(path), "%s/%s", dir, M0);
     put_file(path, "{" T("a", "U8", "[2]", "[0,2]") "}", 2);
     assert_int_equal(safetensors_open(&st, dir, &err), -1);

@@ -120,7 +120,7 @@ static void what_is_not_read(void **state)
     struct dataset_options opt = rows_options();
     rows_refused(fixture("tables/refused_brotli.parquet"), &opt,
                  "refused_brotli.parquet: column f: the codec BROTLI is not read");
-    struct dataset ds; /* columns that no form needs are no hindrance */
+    struct dataset ds; /* columns that no row format needs may have any type */
     rows_load(&ds, fixture("tables/odd.parquet"), &opt);
     assert_int_equal(ds.n_docs, 2);
     dataset_free(&ds);
@@ -405,7 +405,7 @@ static void folders_and_patterns(void **state)
     assert_string_equal(text_of(list, &opt), "b1|b2|b3|");
     snprintf(list, sizeof(list), "%s/*.txt*2", dir);
     assert_string_equal(text_of(list, &opt), "b1|b1|");
-    snprintf(list, sizeof(list), "%s*0.5", dir); /* of all documents, not of each file's */
+    snprintf(list, sizeof(list), "%s*0.5", dir); /* half of all documents together, not half of each file */
     assert_int_equal(strlen(text_of(list, &opt)), 2 * 3);
     snprintf(list, sizeof(list), "%s/a*", dir);
     assert_string_equal(text_of(list, &opt), "z1|z2|a1|");

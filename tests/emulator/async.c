@@ -30,7 +30,7 @@ void wgmma_issue(struct warp *w, const struct product *p)
 
 void ptx_wgmma_commit(struct warp *w, const struct ins *i, uint32_t m) { (void)i, (void)m, w->product_group++; }
 
-/* All groups but the last imm. */
+/* Waits for all groups except the last `imm`. */
 void ptx_wgmma_wait(struct warp *w, const struct ins *i, uint32_t m)
 {
     int64_t done = 0;

@@ -86,7 +86,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* No algorithms but that of the heuristic. */
+/* Lists no algorithms: there is only that of the heuristic. */
 cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t handle, cublasComputeType_t compute, cudaDataType_t scale,
                                         cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cudaDataType_t d, int n,
                                         int ids[], int *n_found)

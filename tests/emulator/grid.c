@@ -178,7 +178,7 @@ static bool all_here(struct warp *w, const struct ins *i, uint32_t mask, uint32_
     uint32_t here = 0;
     for (uint32_t rest = w->blocked; rest; rest &= rest - 1)
         if (w->pc[__builtin_ctz(rest)] == pc) here |= rest & -rest;
-    if (!(need & ~here)) w->blocked &= ~here; /* they came one after the other: they continue together */
+    if (!(need & ~here)) w->blocked &= ~here; /* all lanes have arrived, one after the other: they continue together */
     return false;
 }
 

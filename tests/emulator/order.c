@@ -52,7 +52,7 @@ static uint32_t *new_periods(void)
     if (!p) abort();
     return p;
 }
-/* *to = the later of both, for every block */
+/* *to = the later period of *to and from, for every block */
 static void receive(uint32_t **to, const uint32_t *from)
 {
     if (!from) return;

@@ -64,7 +64,7 @@ static double kl_of(const char *part)
 
 /* ---- what products of a training read ---- */
 
-/* A layer of the source with its merged, quantised adapters. */
+/* A layer of the source model with adapters, which are merged and quantised. */
 struct trained {
     struct arch arch;
     struct safetensors st;
@@ -383,7 +383,7 @@ static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
         assert_says(said.err, " has the format merged-nvfp4\n");
         snprintf(text, sizeof(text), "%s: verified in ", out);
         assert_says(said.err, text);
-        /* a changed scale is found */
+        /* the verification finds a changed scale */
         snprintf(text, sizeof(text), "%s/model.safetensors", out);
         OK(safetensors_open(&st, text, &err));
         const struct st_tensor *changed = find(&st, "model.layers.0.mlp.experts.3.up_proj.weight_scale");

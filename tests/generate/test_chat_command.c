@@ -168,12 +168,12 @@ static void both(void **state)
              adapter, fixture("parity/case_a/adapter_init"));
     if (CHAT(lines, "--base", "--set", "lora.r=8", "--set",
              "lora.targets=q_proj,k_proj,v_proj,o_proj,gate_up_proj,down_proj"))
-        fail_msg("%s", said.err); /* one slot: each makes room for the next */
+        fail_msg("%s", said.err); /* there is one slot: each adapter makes room for the next */
     snprintf(all, sizeof(all), "%s%s", want[0], want[0]);
     assert_string_equal(said.out, all);
     assert_int_equal(CHAT("/adapter /nowhere\n", "--base"), 1);
     assert_says(said.err, "/nowhere");
-    assert_int_equal(CHAT("x\n", NULL), 1); /* the run has none */
+    assert_int_equal(CHAT("x\n", NULL), 1); /* the run has no adapter */
     assert_says(said.err, "train first, or give --adapter or --base");
 }
 
@@ -331,7 +331,7 @@ static void stopped(void **state)
     terminal_wait(&t, "tiny-gptoss> ");
     type(&t, "The cat\n");
     terminal_wait(&t, "The cat\r\n");
-    while (t.n < 60) terminal_more(&t, "an answer"); /* it repeats itself up to the context */
+    while (t.n < 60) terminal_more(&t, "an answer"); /* the answer goes on until the context is full */
     type(&t, "\003");
     terminal_wait(&t, "stopped after ");
     while (!strstr(text, "tiny-gptoss> ")) terminal_more(&t, "tiny-gptoss> ");

@@ -34,7 +34,7 @@ static void end(struct environment *e)
     assert_int_equal(errno, ECHILD);
 }
 
-/* Free the reply. */
+/* Waits for a reply; the caller frees it. */
 static struct environment_reply reply_of(struct environment *e)
 {
     struct environment_reply reply = {.id = 0};
@@ -116,7 +116,7 @@ static void limits(void **state)
         reset(e, id);
         expect(e, id, ENVIRONMENT_GOES_ON, (double)NAN, START);
         step(e, id);
-        if (id == 1) { /* its reply is there, or to come */
+        if (id == 1) { /* its reply may have arrived or not */
             usleep(100000);
             assert_int_equal(environment_work(e, 0, &err), 0);
             assert_int_equal(environment_end(e, id, &err), 0);
@@ -139,7 +139,7 @@ static void failures(void **state)
     struct err err;
     struct environment_reply r;
     struct environment *e = begin("exit 3", "");
-    for (int round = 0; round < 4; round++) { /* a reply ends the row of failures */
+    for (int round = 0; round < 4; round++) { /* a reply resets the count of consecutive failures */
         reset(e, 10 * round);
         expect(e, 10 * round, ENVIRONMENT_GOES_ON, (double)NAN, START);
         reset(e, 10 * round + 1);
@@ -186,7 +186,8 @@ static void bad_replies(void **state)
         struct environment *e = begin(mode, "");
         reset(e, 0);
         expect(e, 0, ENVIRONMENT_GOES_ON, (double)NAN, START);
-        if (!environment_step(e, 0, "{\"role\": \"assistant\"}", "a", 1, &err)) /* the reply may be there already */
+        /* a reply that has arrived already fails in environment_step */
+        if (!environment_step(e, 0, "{\"role\": \"assistant\"}", "a", 1, &err))
             assert_int_equal(environment_work(e, 10000, &err), -1);
         if (!strstr(err.msg, rows[i].why)) fail_msg("%s: %s", rows[i].line, err.msg);
         end(e);
@@ -222,7 +223,7 @@ static void bad_replies(void **state)
 
 static const struct suffix_row {
     const char *template, *before, *answer, *end, *after;
-    const char *suffix, *why; /* suffix NULL: it does not fit, or is refused */
+    const char *suffix, *why; /* suffix NULL: there is none; why: the error */
     bool refused, lossy;
 } suffix_rows[] = {
     {PLAIN, ASKED, "Hello", "<|return|>", MORE,

@@ -14,7 +14,7 @@
 
 static struct config cfg;
 
-/* more: further lines of [reward]. */
+/* Opens the rewards; more: further lines of [reward]. */
 static struct rewards *begin(const char *mode, const char *more)
 {
     char text[8 * MT_PATH];
@@ -244,13 +244,13 @@ static void bad_answers(void **state)
         assert_non_null(strstr(err.msg, "reward.r: line 2 of its output"));
         end(r, fds);
     }
-    struct rewards *r = begin("twice", ""); /* after the step is complete */
+    struct rewards *r = begin("twice", ""); /* a second answer after the step is complete */
     pass(r, 0, 3, &out);
     usleep(500000);
     assert_int_equal(step_of(r, 1, 3, &out, &err), -1);
     assert_non_null(strstr(err.msg, "id 0 is of no row of step 1"));
     end(r, fds);
-    r = begin("say 5 '{\"id\": 1, \"reward\": 1}'", ""); /* of the step before */
+    r = begin("say 5 '{\"id\": 1, \"reward\": 1}'", ""); /* an id of the step before */
     pass(r, 0, 3, &out);
     assert_int_equal(step_of(r, 1, 3, &out, &err), -1);
     assert_non_null(strstr(err.msg, "id 1 is of no row of step 1"));
@@ -276,7 +276,7 @@ static bool runs(const char *pid)
     return state != 'Z';
 }
 
-/* A process that it started is of its group: it is ended too. */
+/* Processes that the command started are in its process group: they are ended with it. */
 static void its_children(void **state)
 {
     (void)state;
@@ -289,7 +289,7 @@ static void its_children(void **state)
     snprintf(mode, sizeof(mode), "child 2 '%s'", path);
     struct rewards *r = begin(mode, "");
     const double start = clock_ms();
-    pass(r, 0, 5, &out); /* its child holds the pipe */
+    pass(r, 0, 5, &out); /* the child keeps the pipe open */
     assert_true(clock_ms() - start < 5000);
     assert_true(out.totals[0] == 0 && out.missing[0] == 4);
     char *text = file_read(path, 32, &size, &err);
@@ -299,7 +299,7 @@ static void its_children(void **state)
     for (int i = 0; i < 100 && runs(pid); i++) usleep(10000);
     assert_false(runs(pid));
     end(r, fds);
-    r = begin("stay", ""); /* it does not end when its input does */
+    r = begin("stay", ""); /* the command goes on after the end of its input */
     pass(r, 0, 5, &out);
     end(r, fds);
 }
@@ -312,7 +312,7 @@ static void no_program(void **state)
     const int fds = count_fds();
     config_defaults(&cfg);
     assert_int_equal(config_parse(&cfg, text, (int64_t)strlen(text), "run.ini", &err), 0);
-    struct rewards *silent = rewards_open(&cfg, false, &err); /* nothing is started */
+    struct rewards *silent = rewards_open(&cfg, false, &err); /* starts no process */
     assert_non_null(silent);
     assert_int_equal(rewards_count(silent), 1);
     rewards_close(silent);

@@ -36,7 +36,7 @@ static const struct {
     {&deepseek_v3, 8192 * 8, GROUPED_DECODE, GROUPED_DECODE, false},
     {&mixtral, 8192 * 2, GROUPED_AHEAD, GROUPED_FIRST, false},
     {&few, 768 * 4, GROUPED_DECODE, GROUPED_DECODE, false},
-    {&few, 768 * 4 + 1, GROUPED_FIRST, GROUPED_FIRST, false}, /* no more experts than the ring */
+    {&few, 768 * 4 + 1, GROUPED_FIRST, GROUPED_FIRST, false}, /* no more experts than slots of the ring */
     {&qwen3_nf4, 64, GROUPED_FIRST, GROUPED_FIRST, false},
     {&odd, 64, GROUPED_FIRST, GROUPED_FIRST, false},
 };

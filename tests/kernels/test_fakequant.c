@@ -277,7 +277,7 @@ static void check_block(const struct form *f, struct place p, const double *x, i
     }
 }
 
-/* Expert e has amax[e]. */
+/* Expert e has the amax amax[e]. */
 static void check_form(struct device *dev, const struct form *f, enum dtype t, const float amax[N_EXP])
 {
     const struct fakequant q = parsed(f->name);
@@ -470,7 +470,7 @@ static void test_nothing(void **state)
     op_check_end(&dev);
 }
 
-/* Passes up to amax itself, of either sign; the rest is zero. */
+/* The gradient is dy where |x| <= amax and zero elsewhere. */
 static void test_gradient(void **state)
 {
     (void)state;
@@ -493,7 +493,7 @@ static void test_gradient(void **state)
     op_check_end(&dev);
 }
 
-/* Threads, both precisions, dry runs: as of every op. */
+/* Threads, precisions and dry runs, as for every op. */
 static void ops_case(struct device *dev, const void *params, struct op_outputs *o)
 {
     const struct fakequant q = parsed(params);
@@ -571,7 +571,7 @@ static void expect_gpu(struct device *dev, const char *name, const char *what, s
 
 /* Everything that the ops write, on one device; inputs of all patterns, or of odd sizes. */
 struct results {
-    struct tensor x, dy, amax, bad, y, dx, own; /* own: amax of the values */
+    struct tensor x, dy, amax, bad, y, dx, own; /* own: amax computed from the values */
     struct packed_form k;
 };
 
@@ -627,7 +627,7 @@ static void check_gpu(struct device *gpu, const struct form *f, enum dtype t, co
     }
     run_all(&cpu, &w, &q);
     run_all(gpu, &g, &q);
-    run_all(gpu, &g, &q); /* again: over its own results */
+    run_all(gpu, &g, &q); /* a second time, over the first results */
     gpu->ops->wait();
     for (int i = 0; i < MT_LEN(from); i++) expect_gpu(gpu, f->name, what[i], *to[i], *from[i], off[i]);
     op_check_end(&cpu);

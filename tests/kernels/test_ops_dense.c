@@ -284,7 +284,7 @@ static void linear_run_views(struct device *dev, const void *params, struct op_o
     for (int i = 0; i < MT_LEN(all); i++) put(o, all[i]);
 }
 
-/* Of a pass that samples: few rows read W once. */
+/* As in a pass that samples, where few rows read W once. */
 static void linear_run_steady(struct device *dev, const void *params, struct op_outputs *o)
 {
     dev->steady_rows = true;

@@ -46,7 +46,7 @@ static int64_t planned(enum planned_op op, int64_t n_tok, enum weight_format for
 /* The decode buffer has min(E, T J) experts: for one token 33.5 MB, not 1,074. */
 static void decode_buffer_of_the_plan(void **state)
 {
-    enum { MATRIX = 1024 * 2048 * 2, SMALL = 64 << 10 }; /* SMALL: rows, and the list of experts */
+    enum { MATRIX = 1024 * 2048 * 2, SMALL = 64 << 10 }; /* SMALL: at most, for rows and the list of experts */
     struct err err;
     (void)state;
     if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .arch = CUDA_SM90}, "auto", &err)) {
@@ -66,7 +66,7 @@ static void decode_buffer_of_the_plan(void **state)
                          (long long)buffer, (long long)(cases[i].experts * matrix));
         }
     assert_in_range(planned(UP_FWD, 1, WF_NF4, 0), 33554432, 33554432 + SMALL);
-    const int64_t copy = 2048 * 8 * 2048 * 2; /* of the rows, in expert order */
+    const int64_t copy = 2048 * 8 * 2048 * 2; /* the copy of the rows in expert order */
     assert_in_range(planned(UP_FWD, 2048, WF_NF4, 0), 1073741824 + copy, 1073741824 + copy + SMALL);
 }
 

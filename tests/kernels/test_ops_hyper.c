@@ -70,7 +70,7 @@ static struct hc make(struct device *dev, const struct shape *p)
     return c;
 }
 
-/* out from x and f; the head of a model stops at y. */
+/* Computes out from x and f; the hyper-connection at a model's head ends with y. */
 static void fwd(struct hc *c)
 {
     op_hyper_pre_fwd(c->dev, c->y, c->m, c->rstd, c->x, &c->h);

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Of a case; n_top 0: the teacher has hidden states. */
+/* The sizes of a case; n_top 0: the teacher gives hidden states, not rows. */
 struct kl_shape {
     int64_t n_tok, dim, n_vocab, n_label, chunk, n_top;
     enum kl_kind kind;
@@ -220,7 +220,7 @@ static void teacher_is_student(void **state)
     }
 }
 
-/* All tokens of a teacher as rows are its hidden states. */
+/* Rows with every token of the vocabulary give what the teacher's hidden states give. */
 static void whole_rows_are_hidden_states(void **state)
 {
     (void)state;
@@ -258,7 +258,7 @@ static void temperature_divides_logits(void **state)
     op_check_end(&dev);
 }
 
-/* Chunks are only a matter of memory. */
+/* The size of the chunks changes no result. */
 static void chunks_do_not_matter(void **state)
 {
     (void)state;
@@ -325,7 +325,7 @@ static void far_tokens_of_rows(void **state)
         set_value(x, 0, 1);
         op_linear_kl(&dev, nll, kl, make_empty(DT_I32, 1, -1, -1), dx, x, &w, 0, make_i32(&zero, 1), make_i32(&zero, 1),
                      &t, 1, 1);
-        const double p = 1 / (3 + exp(-3)); /* of the first token, which the teacher has alone */
+        const double p = 1 / (3 + exp(-3)); /* probability of token 0, the teacher's only token */
         assert_close(value_at(kl, 0), -log(p), 1e-6);
         assert_close(value_at(dx, 0), p * -3 * exp(-3), 1e-6);
         op_check_end(&dev);
@@ -381,7 +381,7 @@ static void topk_is_the_definition(void **state)
     }
 }
 
-/* Of equal logits the lower ids. */
+/* Of equal logits the lower ids are taken. */
 static void ties_take_the_lower_id(void **state)
 {
     (void)state;
@@ -420,7 +420,8 @@ static void kl_run_gpu(struct device *dev, const void *params, struct op_outputs
         c.t.hidden = (struct tensor){0};
         c.t.id = make_empty(DT_I32, s.n_label, n_top, -1);
         c.t.logprob = make_empty(dev->stat_dtype, s.n_label, n_top, -1);
-        for (int64_t i = 0; i < s.n_label * n_top; i++) { /* distinct, not ascending; they leave a tenth */
+        for (int64_t i = 0; i < s.n_label * n_top;
+             i++) { /* distinct ids, not ascending; their probabilities sum to 0.9 at most */
             set_value(c.t.id, i, (double)((i % n_top * 3 + i / n_top) % s.n_vocab));
             set_value(c.t.logprob, i,
                       i % 17 == 16 ? -1e4 : (double)(float)log(0.9 / (double)n_top * (i % 2 ? 0.5 : 1)));

@@ -107,7 +107,7 @@ static struct attn attn_side_by_side(const struct attn *a, const struct shape *s
     return b;
 }
 
-/* Rows of b that are no copies. */
+/* The rows of b that are not copies, in the order of `like`. */
 static struct tensor own_rows(struct tensor b, const int64_t *row, int64_t n, struct tensor like)
 {
     struct tensor y = make_copy(like);

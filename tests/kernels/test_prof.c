@@ -76,7 +76,7 @@ static void test_rows(void **state)
     op_check_end(&dev);
 }
 
-/* Of 8 experts 2 rows read 2 at most, with their adapters. */
+/* Two rows read at most two of the 8 experts, with their adapters. */
 static void test_expert_bytes(void **state)
 {
     (void)state;

@@ -211,7 +211,7 @@ static void equals_the_forward_pass(void **state)
     }
 }
 
-/* Without an adapter on the mixer: one of each kind. */
+/* Models without an adapter, one for each kind of mixer. */
 static void base_models_too(void **state)
 {
     (void)state;

@@ -100,8 +100,8 @@ static struct dense {
     const struct ops *own;
     const struct model *model;
     const uint16_t *choices;
-    int64_t top_k;                            /* of the given ones */
-    double logits[MAX_LAYER][N_TOK][MAX_EXP]; /* of the forward pass */
+    int64_t top_k;                            /* experts per token in `choices` */
+    double logits[MAX_LAYER][N_TOK][MAX_EXP]; /* kept by the forward pass */
 } dense;
 
 /* The layer whose router is w; -1: the layer chooses experts by the token's id, or w is the gate of shared experts. */
@@ -113,7 +113,7 @@ static int64_t layer_of(const struct weight *w)
     return -1;
 }
 
-/* [E]: the experts that token t is given in a layer. */
+/* Returns flags [E] of the experts that token t is given in a layer. */
 static const bool *given_to(int64_t layer, int64_t t)
 {
     static bool given[MAX_EXP];
@@ -132,7 +132,7 @@ static double score(const struct router *r, double l)
     return r->kind < ROUTER_SIGMOID ? exp(l) : r->kind == ROUTER_SQRT_CHOSEN ? sqrt(log1p(exp(l))) : sigmoid(l);
 }
 
-/* What the score of an expert is divided by. */
+/* The value by which the score of each expert is divided. */
 static double divisor(const struct router *r, const double *l, const bool *given, int64_t n_exp)
 {
     double sum = 0;

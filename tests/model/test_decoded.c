@@ -368,7 +368,7 @@ static void test_runs_on_the_gpu(void **state)
         const struct arch *a = &none.run.arch;
         const struct proj *up = &none.run.model.weights.layers[0].up;
         const bool packed =
-            choice_reads_packed(&none.run.dev, up, MAX_TOK * a->top_k); /* few rows: they are preferred */
+            choice_reads_packed(&none.run.dev, up, MAX_TOK * a->top_k); /* with few rows packed weights are read */
         for (int n = 1; n >= -1; n -= 2) {
             j = (struct job){.arch = model[0], .quant = model[1], .device = device, .decoded = n};
             job_run(&j);

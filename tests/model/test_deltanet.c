@@ -60,7 +60,7 @@ static void bad_values_are_refused(void **state)
     (void)state;
     static const struct {
         const char *more, *says;
-        int n_key; /* of linear_num_key_heads */
+        int n_key; /* the value of linear_num_key_heads */
     } rows[] = {{"\"tie_word_embeddings\": false", "linear_num_value_heads 4", 3},
                 {"\"linear_conv_kernel_dim\": 9", "linear_conv_kernel_dim", 2},
                 {"\"attn_output_gate\": false", "attn_output_gate", 2},

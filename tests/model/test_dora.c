@@ -55,7 +55,7 @@ static float at(const struct st_tensor *t, int64_t i)
     return v;
 }
 
-/* Of the last line with that event. */
+/* The loss in the last line of metrics.jsonl with this event. */
 static double last_loss(const char *config, const char *event)
 {
     static char text[1 << 16];
@@ -131,7 +131,7 @@ static void adapters_are_read_and_merged(void **state)
     snprintf(sets, sizeof(sets), "lora.targets=q_proj distill.teacher=adapter:%s", process_output(config, "adapter"));
     process_trained(sets);
     assert_int_equal(RUN("eval", config), 0);
-    const char *loss = strstr(said.out, "\"loss\":"); /* with norms of the last step, as the run had them */
+    const char *loss = strstr(said.out, "\"loss\":"); /* `eval` uses the norms of the last step, as the run did */
     assert_non_null(loss);
     assert_close(strtod(loss + strlen("\"loss\":"), NULL), last_loss(config, "eval"), 1e-6);
     static const char *const written[] = {"peft", "merged-bf16", "merged-mxfp4", "gguf-model"};

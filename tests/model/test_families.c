@@ -752,7 +752,7 @@ static void linear_mixer_bwd(const struct block *b, const struct layer_acts *s, 
     arena_release(&b->dev->work, mark);
 }
 
-/* It depends on no earlier token. */
+/* A mixer that depends on no earlier token needs no cache. */
 static struct cache_need nothing(const struct arch *a, int64_t layer)
 {
     (void)a, (void)layer;

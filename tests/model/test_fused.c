@@ -224,7 +224,7 @@ static void files_have_the_stored_order(void **state)
     }
 }
 
-/* The targets of Qwen3.5, which has these matrices apart. */
+/* Targets of Qwen3.5, in which the matrices that are fused here are separate. */
 static void other_targets_are_refused(void **state)
 {
     (void)state;

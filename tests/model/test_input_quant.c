@@ -18,7 +18,7 @@ enum { N_TOK = 9, N_EXP = 4, TOP_K = 2, DIM = 64, WIDTH = 32, N_ROW = N_TOK * TO
 
 struct setup {
     const char *format;
-    float amax[2]; /* of x and of the activation; below their largest values */
+    float amax[2]; /* of x and of the activation; smaller than their largest values */
     struct glu glu;
     const char *weights; /* NULL: not quantised */
     bool merged;

@@ -79,7 +79,7 @@ static int64_t ranks_in_file(const struct st_tensor *a, const struct st_tensor *
                 in_b += value > 0 || value < 0;
             }
             if (!in_a && in_b) fail_msg("rank %d of expert %d: A is zero and B is not", (int)k, (int)e);
-            if (in_a) assert_int_equal(of_expert[e], k); /* the first ranks */
+            if (in_a) assert_int_equal(of_expert[e], k); /* an expert has its first ranks, without gaps */
             of_expert[e] += in_a > 0;
             n += in_a > 0;
         }
@@ -131,13 +131,13 @@ static void zero_ranks_stay_zero(void **state)
         const char *parts = process_trained(two);
         assert_int_equal(process_run_sets(parts, four), 0);
         assert_says(said.err, "continuing after step 2 of 4");
-        assert_null(strstr(said.err, "lora.r_by = routing: ")); /* no second profile */
+        assert_null(strstr(said.err, "lora.r_by = routing: ")); /* the routing is not profiled again */
         assert_same_output(whole, parts, ADAPTER);
         assert_same_output(whole, parts, "checkpoints/step-000004/optimizer.safetensors");
     }
 }
 
-/* The profile is that of all ranks. */
+/* The routing profile covers the tokens of all processes. */
 static void ranks_of_processes_agree(void **state)
 {
     (void)state;

@@ -58,7 +58,8 @@ static void one_family(const char *name, bool attention)
     assert_same_output(train(NULL, 2, "train.recompute=selective parallel.cpu_ranks=2 parallel.zero=yes"), one,
                        ADAPTER);
     const char *divided = train(NULL, 2, "parallel.cpu_ranks=2 parallel.ep=2");
-    assert_true(adapter_error(divided, one) < 5e-3); /* the sums have another order: AdamW's first steps have signs */
+    /* parallel.ep sums in another order; AdamW's first steps amplify small gradients */
+    assert_true(adapter_error(divided, one) < 5e-3);
     const char *resumed = train(NULL, 1, "train.threads=3");
     assert_same_output(train(resumed, 2, "parallel.cpu_ranks=2"), one, ADAPTER);
 

@@ -62,7 +62,7 @@ static void adapt(struct device *dev, struct proj *p, uint64_t stream, const str
     struct lora *l = &p->lora;
     *l = (struct lora){.r = s->r, .n_seg = n ? n : 1, .merged = s->merged, .seg_cols = {n_out}, .scale = {0.75f}};
     int64_t rows = n ? 0 : n_out;
-    for (int i = 0; i < n; i++) { /* the first and the last part */
+    for (int i = 0; i < n; i++) { /* adapters on the first and the last part only */
         const int part = i ? 2 : 0;
         for (int k = 0; k < part; k++) l->seg_first[i] += p->quant.part_rows[k];
         rows += l->seg_cols[i] = p->quant.part_rows[part];
@@ -341,7 +341,7 @@ static void check_straight_through(struct layer *l, struct proj *p, int64_t row_
     const double h = 1e-4, found = (loss_at(&m, h) - loss_at(&m, -h)) / (2 * h);
     loss_at(&m, 0);
     assert_true(fabs(slope) > 1e-3);
-    assert_close(found / slope, 1, 1e-3); /* the stored matrices are f32: steps of h are rounded */
+    assert_close(found / slope, 1, 1e-3); /* stored matrices are f32, which rounds steps of h */
 }
 
 static void test_straight_through(void **state)

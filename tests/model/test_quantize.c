@@ -339,10 +339,10 @@ static void test_already_packed(void **state)
     assert_refused(experts, &packings[0], WORDS("gate_up_projs.0.weight", "as nf4-nested", "model.quantize = nf4:"));
     assert_refused(experts, &packings[2], WORDS("gate_up_projs.0.weight", "as nf4-nested", "model.quantize = mxfp4:"));
     assert_int_equal(measure(experts, &packings[1], &err), 0);
-    assert_int_equal(measure(experts, &both, &err), 0); /* experts stay, attention is packed */
+    assert_int_equal(measure(experts, &both, &err), 0); /* experts keep their format, attention is packed */
     assert_int_equal(measure(all, &both, &err), 0);
     assert_refused(all, &(struct quantize){.format = WF_MXFP4, .attention = true}, WORDS("self_attn", "nf4-nested"));
-    assert_int_equal(measure(mxfp4, &both, &err), 0); /* the same for experts in another format */
+    assert_int_equal(measure(mxfp4, &both, &err), 0); /* also with experts in another format */
     assert_int_equal(measure(experts, &(struct quantize){.format = WF_MXFP4, .attention = true}, &err), 0);
 }
 

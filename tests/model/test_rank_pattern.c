@@ -146,7 +146,7 @@ static float *read_values(const struct arch *a, const char *dir)
     return values;
 }
 
-/* Read into adapters with one alpha, B is scaled. */
+/* When files with one alpha are read into adapters with another, B is scaled. */
 static void other_alphas_scale_b(void **state)
 {
     (void)state;
@@ -190,7 +190,7 @@ static void alpha_pattern_scales_b(void **state)
     const struct adapters *ad = adapters_logical(&t.ad);
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
-        const float factor = p->is_b && p->target == LORA_UP ? 2 : 1; /* 12 to lora_alpha = 6 */
+        const float factor = p->is_b && p->target == LORA_UP ? 2 : 1; /* alpha_pattern has 12, the adapter 6 */
         for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) assert_true(after[k] == factor * before[k]);
     }
     mem_free(before);

@@ -80,7 +80,7 @@ static double *trained(struct run *r, double loss[3], int64_t *n)
     ad->opt.eps = 1e-8;
     ad->opt.clip_norm = 0;
     double *x = mem_array(2 * *n, sizeof(*x));
-    for (int i = 0; i < 3; i++) { /* B is zero at first */
+    for (int i = 0; i < 3; i++) { /* B is zero until the first update */
         loss[i] = whole_model_loss_of_12(&r->model, x);
         model_norm(&r->model);
         adapters_update(ad, &r->dev, 1e-2, 1);
@@ -107,7 +107,7 @@ static void host_memory_gives_the_same_bytes(void **state)
         double *x = trained(&r, loss, &n);
         const bool all = ways[i] == CFG_OFFLOAD_ALL, inputs = ways[i] == CFG_OFFLOAD_ACTIVATIONS || all;
         const bool experts = ways[i] == CFG_OFFLOAD_EXPERTS || all;
-        /* 3 passes; 2 of the 5 inputs; out and in */
+        /* 3 passes, each with 2 of the 5 inputs copied out and in */
         const int n_input = inputs ? 3 * 2 * 2 : 0;
         /* copies of experts: 4 layers while loading; per pass 2 in the forward and 2 in the backward; 2 more at the
          * start, since loading leaves layers 2 and 3 in the slots */
@@ -154,7 +154,7 @@ static void inputs_pass(struct host_ring *r, struct device *dev, int64_t n_layer
         host_ring_need(r, dev, l, PASS_BACKWARD);
         if (!(value_at(input_of(r, l), 0) == (double)(1000 + l)))
             fail_msg("input of layer %d of %d: %g", (int)l, (int)n_layer, value_at(input_of(r, l), 0));
-        set_value(input_of(r, l + 1), 0, NAN); /* another input may now use its slot */
+        set_value(input_of(r, l + 1), 0, NAN); /* input l + 1 was read, and another input may use its slot */
     }
     host_ring_join(r, dev);
     assert_int_equal(late.n, 0);
@@ -253,7 +253,7 @@ static void skipped_steps(void **state)
             loss_of(&r.model, step % 2 ? &other : &two, true);
             if (step % 2) adapters_update(ad, &r.dev, 1e-2, 1);
         }
-        device_zero(&r.dev, ad->opt.grad); /* what passes without `last` leave */
+        device_zero(&r.dev, ad->opt.grad); /* removes the sums of passes without `last` */
         adapters_settle(ad, &r.dev);
         loss[i] = loss_of_two(&r.model, false);
         adapters_update(ad, &r.dev, 1e-2, 1);
@@ -282,7 +282,7 @@ static void experts_of_every_order_of_passes(void **state)
             if (fabs(first) <= 0) first = loss;
             assert_true(loss == first);
             if (away && !on_gpu)
-                assert_int_equal(late.n_total, i ? 4 : 6); /* loading leaves those of the last layers */
+                assert_int_equal(late.n_total, i ? 4 : 6); /* 6: loading left the last layers in the slots */
         }
         assert_int_equal(late.n, 0);
         run_close(&r);
@@ -318,7 +318,8 @@ static void groups_in_host_memory_give_the_same_bytes(void **state)
     static const uint8_t ways[][4] = {{F, F, F, F}, {F, N, F, F | N},     {0, F, 0, F},
                                       {M, M, M, M}, {M, M | F, 0, M | F}, {M | F, M | F, M | F, M | F},
                                       {C, C, C, C}, {M | C, C, M, M | C}, {M | C, F | C, F | M | N, F | M | C}};
-    static const int moved[] = {2, 1, 0, 2, 1, 4, 0, 1, 2}; /* the last two of a kind stay on the device */
+    /* groups that move to host memory; of each kind those of the last two layers stay on the device */
+    static const int moved[] = {2, 1, 0, 2, 1, 4, 0, 1, 2};
     struct config cfg;
     struct run r;
     double first_loss[3], loss[3];

@@ -122,7 +122,7 @@ static void rows_of_a_batch(void **state)
     assert_true(rollouts_hash(&b.o.rows) != first);
     assert_true(b.o.after.epoch == 1 && b.o.after.index == 2);
     assert_true(rollouts_row(&b.o.rows, 0).group == 6 && rollouts_row(&b.o.rows, 4).group == 7);
-    /* the file gives the same rows, without routing */
+    /* the rollouts file gives the same rows, without routing */
     snprintf(path, sizeof(path), "%s/rollouts/step-000001.jsonl", dir);
     const struct rollout_options opt = {.vocab = b.run.arch.vocab, .seq_len = 64};
     if (rollout_rows_load(&read, path, &opt, &err)) fail_msg("%s", err.msg);
@@ -161,7 +161,7 @@ static void interrupted(void **state)
     }
     read_rows(again, 4, got, FILE_BYTES);
     assert_string_equal(got, wanted);
-    /* complete: all is read back, until a checkpoint has the step */
+    /* a complete journal: all samples are read from it until a checkpoint has the step */
     bed_open(&b, again, "", 6);
     assert_int_equal(batch(&b, 3, (struct loader_pos){0, 2}), 0);
     assert_true(b.o.n_journal == 12 && b.o.sample_tok == 0 && rollouts_hash(&b.o.rows) == want);
@@ -170,14 +170,14 @@ static void interrupted(void **state)
     assert_int_equal(batch(&b, 3, (struct loader_pos){0, 2}), 0);
     assert_true(b.o.n_journal == 0 && b.o.sample_tok == all && rollouts_hash(&b.o.rows) == want);
     bed_close(&b);
-    /* other settings do not take these samples */
+    /* a run with other settings does not use these samples */
     bed_open(&b, again, "objective.temperature=0.9", 6);
     assert_int_equal(batch(&b, 3, (struct loader_pos){0, 2}), 0);
     assert_int_equal(b.o.n_journal, 0);
     bed_close(&b);
 }
 
-/* Rows of a step that count; only they have labels. */
+/* The number of rows that a step trains on; only these rows have labels. */
 static int64_t count_rows(const struct bed *b, int64_t step)
 {
     int64_t n = 0;
@@ -227,7 +227,7 @@ static void dynamic(void **state)
     assert_int_equal(count_rows(&b, 0), b.o.n_kept);
     for (int64_t i = 0; i < 12; i++) assert_true(isnan(b.o.rows.reward[i]) == (i >= b.o.n_kept));
     bed_close(&b);
-    /* one round: groups of equal rewards stay in their places */
+    /* with one round groups of equal rewards are not replaced */
     bed_open(&b, dir, "reward.NAME= reward.never=exact", 6);
     assert_int_equal(batch(&b, 0, (struct loader_pos){0, 0}), 0);
     assert_true(b.o.n_flat == 0 && count_rows(&b, 0) == 12 && b.o.rows.reward[11] < 1);

@@ -33,7 +33,7 @@ static const char *config_of(const char *more)
         "schedule = constant\n[eval]\nevery = 2\nmax_batches = 2\n[reward]\nvarious = repetition n=1\nshort = length "
         "max=12 cache=8\n%s",
         more);
-    return process_config(text); /* its data are documents: SETS names the prompts */
+    return process_config(text); /* the configuration names documents; SETS replaces them by prompts */
 }
 
 #define SETS(config, ...)                                                                                              \
@@ -110,7 +110,7 @@ static void log_and_iterations(void **state)
     assert_true(number_of(run, "rollouts", 1, "sampling/own_logp_difference/mean") < 1e-4);
     assert_true(number_of(run, "rollouts", 1, "completions/mean_length") <= 12);
     assert_int_not_equal(access(process_output(run, "rollouts/step-000002.jsonl"), F_OK), 0);
-    /* continued inside the batch */
+    /* a run that stops and continues within one batch of samples */
     const char *part = config_of("");
     if (RUN(SETS(part, "--set", "objective.steps_per_generation=2", "--set", "objective.num_iterations=2", "--set",
                  "objective.temperature=0.7", "--set", "output.save_every=1", "--set", "train.steps=3")))
@@ -197,7 +197,7 @@ static void stopped_while_waiting(void **state)
     static char text[TEXT];
     int n_line = 0;
     const pid_t pid = process_start(dir, words);
-    for (int i = 0; i < 1000 && n_line < 8; i++) { /* until the batch is sampled */
+    for (int i = 0; i < 1000 && n_line < 8; i++) { /* until the journal has all 8 samples */
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         n_line = 0;
         if (file_exists(part)) process_read(part, text, sizeof(text));

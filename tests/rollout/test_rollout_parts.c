@@ -71,7 +71,7 @@ static void prompts(void **state)
         assert_string_equal(p.of[i].columns, columns[i]);
         assert_true(p.of[i].prompt.ids.count > 0 && p.of[i].prompt.n_ends > 0);
     }
-    /* messages render up to the answer: the same as without it */
+    /* messages with an answer give the same prompt as messages without it */
     if (prompt_rows_load(&again, &b.run,
                          write_file("{\"messages\": [{\"role\": \"user\", \"content\": \"Add 2 and 3.\"}]}\n"), "",
                          1000, &err))
@@ -241,7 +241,7 @@ static void journal(void **state)
     assert_null(journal_find(&j, 42, 0));
     assert_null(journal_find(&j, 40, 3));
     journal_close(&j);
-    /* another batch or step has none of them */
+    /* the journal gives no samples to another batch or step */
     reopen(&j, dir, 12, -1, other);
     assert_int_equal(j.n, 0);
     journal_close(&j);

@@ -40,7 +40,7 @@ static bool can_serve(void)
     return false;
 }
 
-/* Waits until the log has `text`; what follows it. */
+/* Waits until the log has `text`; returns what follows `text`. */
 static const char *wait_for_log(const char *text)
 {
     static char log[1 << 18];
@@ -57,7 +57,7 @@ static const char *wait_for_log(const char *text)
     return NULL;
 }
 
-/* With options, NULL at the end. */
+/* Starts the server; a NULL ends the options. */
 static void start(const char *const *options)
 {
     char path[MT_PATH], set[MT_PATH + 64];
@@ -109,7 +109,7 @@ static bool put(int fd, const char *text, int64_t size)
     return true;
 }
 
-/* All until the server closes the connection. */
+/* Reads all bytes until the server closes the connection. */
 static void get(int fd, char *reply)
 {
     int64_t size = 0;
@@ -128,7 +128,7 @@ static void put_request(int fd, const char *headers, const char *path, const cha
     if (body) put(fd, body, (int64_t)strlen(body));
 }
 
-/* The status; reply has the body. */
+/* Returns the HTTP status; the body goes into reply. */
 static int ask_with(char *reply, const char *headers, const char *path, const char *body)
 {
     char all[512];
@@ -346,7 +346,7 @@ static void errors(void **state)
     snprintf(port, sizeof(port), "%d", ntohs(at.sin_port));
     assert_int_equal(RUN("serve", server.config, "--port", port), 1);
     assert_says(said.err, "choose another --port");
-    assert_null(strstr(said.err, "loaded")); /* before the model */
+    assert_null(strstr(said.err, "loaded")); /* the port is taken before the model is loaded */
     close(fd);
     assert_int_equal(RUN("serve", server.config, "--host", "0.0.0.0"), 1);
     assert_says(said.err, "--api-key-file");
@@ -363,7 +363,7 @@ static void keys(void **state)
     START("--api-key", "secret");
     assert_int_equal(ask("/v1/models", NULL), 401);
     assert_says(reply, "needs an API key");
-    assert_int_equal(ask("/", NULL), 200); /* the page asks for it */
+    assert_int_equal(ask("/", NULL), 200); /* the page needs no key: it asks the user for one */
     assert_says(reply, "<title>moetrain serve</title>");
     assert_says(reply, "</html>");
     static const char *const bad[] = {"secre", "secrets", "", "Secret"};
@@ -395,7 +395,7 @@ static void hostile(void **state)
     put(fd, garbage, (int64_t)sizeof(garbage));
     get(fd, reply);
     int idle[8];
-    for (int i = 0; i < 8; i++) { /* these send half a request and wait */
+    for (int i = 0; i < 8; i++) { /* clients that send half a request and wait */
         idle[i] = connect_here();
         put(idle[i], huge, i % 2 ? 20 : 60);
     }
@@ -405,7 +405,7 @@ static void hostile(void **state)
     get(fd, reply);
     const char *first = strstr(reply, "\"object\": \"list\"");
     assert_true(first && strstr(first + 1, "\"object\": \"list\"")); /* pipelined */
-    for (int i = 0; i < 6; i++) {                                    /* clients that leave */
+    for (int i = 0; i < 6; i++) {                                    /* clients that close before the answer */
         fd = connect_here();
         put_request(fd, "", CHAT,
                     i % 2 ? "{" HELLO ", \"ignore_eos\": true, \"n\": 4, \"stream\": true}"
@@ -430,10 +430,10 @@ static void limits(void **state)
     put_request(fd, "", CHAT, busy);
     assert_true(recv(fd, answer, sizeof(answer), 0) > 0);
     assert_int_equal(ask(CHAT, "{" HELLO "}"), 429);
-    kill(server.pid, SIGTERM); /* runs on; no new requests */
+    kill(server.pid, SIGTERM); /* requests in progress go on, new ones are refused */
     for (int i = 0; i < 500 && ask(CHAT, "{" HELLO "}") != 503; i++) usleep(10000);
     assert_says(reply, "closing");
-    stop(); /* the second one cancels */
+    stop(); /* a second signal cancels requests in progress */
     get(fd, reply);
     assert_says(reply, "the server is closing");
     START("--connections", "1", "--sequences", "1");
@@ -494,7 +494,7 @@ static void many(void **state)
         assert_int_equal(pthread_create(&clients[i].thread, NULL, run_client, &clients[i]), 0);
     }
     for (int i = 0; i < CLIENTS; i++) pthread_join(clients[i].thread, NULL);
-    for (int i = 0; i < CLIENTS; i++) { /* the same, one at a time */
+    for (int i = 0; i < CLIENTS; i++) { /* the same requests, one at a time */
         for (int k = 0; k < ROUNDS; k++) {
             snprintf(want, sizeof(want), "%s", clients[i].text[k]);
             assert_int_equal(strncmp(want, "200 ", 4), 0);
@@ -522,7 +522,7 @@ static void appears(void **state)
     START("--adapters", folder, "--adapter", named);
     assert_int_equal(ask(COMPLETION, "{\"model\": \"broken\", \"prompt\": \"The cat\"}"), 500);
     assert_says(reply, "broken");
-    assert_null(strstr(reply, folder)); /* paths are in the log */
+    assert_null(strstr(reply, folder)); /* only the log names paths */
     assert_int_equal(ask(COMPLETION, "{\"model\": \"later\", \"prompt\": \"The cat\"}"), 404);
     snprintf(command, sizeof(command), "cp -r '%s' '%s/later'", fixture("parity/case_a/adapter_final"), folder);
     assert_int_equal(system(command), 0);

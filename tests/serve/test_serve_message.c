@@ -142,7 +142,7 @@ static void cut(void **state)
         struct message_input in = {
             .rules = r->rules, .think_open = r->open, .wants_calls = !r->plain, .tools = json_root(doc)};
         for (int64_t n = 0; n <= size + 1; n++) {
-            char *copy = mem_strndup(r->text, MT_MIN(n, size)); /* no byte after it is read */
+            char *copy = mem_strndup(r->text, MT_MIN(n, size)); /* a sanitizer reports reads after its end */
             in.whole = n > size;
             message_parse(&m, &in, copy, MT_MIN(n, size));
             mem_free(copy);

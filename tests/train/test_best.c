@@ -115,7 +115,7 @@ static void best_ignores_losses_of_other_data(void **state)
     if (history_read(&h, process_output(config, "."), &err)) fail_msg("%s", err.msg);
     assert_int_equal(h.eval_loss.n, 6); /* steps 0, 1, 2 and, of fewer rows, 2, 3, 4 */
     assert_int_equal(h.first_eval, 3);
-    h.eval_loss.v[0] = 0; /* lower, but of other rows */
+    h.eval_loss.v[0] = 0; /* a lower loss, but on other rows */
     assert_int_equal(history_best(&h), 3);
     history_free(&h);
     char page[1 << 16];
@@ -201,7 +201,7 @@ static void nothing_to_evaluate(void **state)
     assert_says(said.err, "this run is complete");
     if (process_run_sets(config, BETTER "optim.lr=0 train.steps=4")) fail_msg("%s", said.err);
     assert_int_equal(peft_step(process_output(config, "best")), 3);
-    delete (config, "best"); /* no step is left, so no evaluation writes it again */
+    delete (config, "best"); /* no step is left, so no evaluation writes best/ again */
     if (process_run_sets(config, BETTER "optim.lr=0 train.steps=4")) fail_msg("%s", said.err);
     assert_says(said.err, " was at step 3, and that adapter was moved or deleted");
     assert_null(strstr(said.err, "writes best/ again"));

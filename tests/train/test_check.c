@@ -59,7 +59,7 @@ static void test_families(void **state)
         assert_says(text, "verdict: ok");
         assert_says(text, "gradient of down_proj.lora_B");
         assert_null(strstr(text, "after attention                  (layer 0)    0.00e+00"));
-        assert_null(strstr(text, "(null)")); /* every target has a column */
+        assert_null(strstr(text, "(null)")); /* every target has a name */
     }
 }
 
@@ -288,7 +288,7 @@ static void test_head_widths_on_the_gpu(void **state)
     }
 }
 
-/* What is in host memory is compared too. */
+/* With offload, tensors in host memory are compared too. */
 static void test_offload(void **state)
 {
     (void)state;
@@ -316,7 +316,8 @@ static void test_command(void **state)
     assert_says(said.out, ": 1 layer, ");
     assert_int_equal(RUN("check", config, "--layers", "99"), 1);
     assert_says(said.err, "--layers 99");
-    assert_int_equal(RUN("check", config, "--set", "train.memory_gb=0.001"), 1); /* it saves all and packs two */
+    /* the error advises on no option that check itself sets */
+    assert_int_equal(RUN("check", config, "--set", "train.memory_gb=0.001"), 1);
     assert_says(said.err, " (train.memory_gb): use fewer layers (--layers N), or raise train.memory_gb\n");
     assert_int_equal(RUN("check", config, "--layers", "x"), 2);
     assert_int_equal(RUN(config, "--layers", "1"), 2);

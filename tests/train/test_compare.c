@@ -48,7 +48,7 @@ static char *compared(const char *dir, const char *const *dirs, int n, const cha
     return text;
 }
 
-/* Writes the held-out hash of the last evaluation of a run. */
+/* Appends an evaluation on held-out data with this hash to a run's metrics. */
 static void evaluate_on(const char *run, const char *hash)
 {
     char file[MT_PATH + 16];

@@ -209,7 +209,7 @@ static void every_key_reads_back(void **state)
     check_round_trip(&all);
 }
 
-/* As a shell does, in each path of a value. */
+/* `~` stands for HOME as in a shell, in each path of a value. */
 static void home_in_paths(void **state)
 {
     (void)state;

@@ -15,8 +15,8 @@ static const char *const formats[] = {"peft",         "vllm",         "gguf",   
                                       "merged-mxfp4", "merged-nvfp4", "merged-fp8"};
 
 static const struct example {
-    const char *ini, *arch, *tiny; /* tiny NULL: as the row before */
-    const char *exports;           /* those of the family's formats that can express its targets */
+    const char *ini, *arch, *tiny; /* tiny NULL: as in the row before */
+    const char *exports;           /* formats of the family that can express the targets */
 } examples[] = {
     {"gptoss_20b_qlora.ini", "gpt-oss-20b", "gpt-oss-tiny", "peft vllm gguf merged-bf16 merged-mxfp4"},
     {"gptoss_20b_dpo.ini", "gpt-oss-20b", NULL, NULL},

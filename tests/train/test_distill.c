@@ -24,7 +24,7 @@ static const char *config_of(const char *distill, const char *more)
     return process_config(text);
 }
 
-/* lora.init_from or a teacher of the parity case. */
+/* A value for lora.init_from or distill.teacher: an adapter of the parity case. */
 static const char *case_adapter(const char *name)
 {
     static char path[2][MT_PATH];
@@ -39,7 +39,7 @@ static void trained(const char *config, const char *a, const char *b)
     if (RUN(config, "--set", a, "--set", b)) fail_msg("training failed:\n%s", said.err);
 }
 
-/* r = 8 on other data; held out: files, or a share. */
+/* Trains with r = 8 on other data; eval: held-out files, or a share of the data. */
 static void trained_on(const char *config, const char *train, const char *eval, const char *steps)
 {
     char a[MT_PATH + 64], b[MT_PATH + 64];
@@ -90,7 +90,7 @@ static void a_new_adapter_is_the_base(void **state)
     assert_says(said.out, "eval at step 2: loss 0.0000  ce ");
     assert_says(said.err, EQUAL_TEACHER);
     const char *dropped = config_of("teacher = base", "");
-    trained(dropped, "train.steps=1", "lora.dropout=0.5"); /* of an input that B multiplies by zero */
+    trained(dropped, "train.steps=1", "lora.dropout=0.5"); /* only the adapter's input changes, and B is 0 */
     assert_close(metric(dropped, "step", 0, "grad_norm"), 0, 0);
     assert_says(said.err, EQUAL_TEACHER);
     trained(config_of("teacher = base\nalpha = 0.5", ""), "train.steps=1", "lora.dropout=0");
@@ -223,13 +223,13 @@ static void a_run_continues_with_its_teacher(void **state)
     snprintf(set, sizeof(set), "train.steps=6");
     assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", set), 1);
     assert_says(said.err, "the weights in model.path or distill.teacher are not the same");
-    /* what neither trains nor evaluates needs no teacher */
+    /* generate needs no teacher */
     snprintf(copy, sizeof(copy), "rm -r %s/t", teacher);
     assert_int_equal(system(copy), 0);
     if (RUN("generate", halves, "--prompt", "the", "--tokens", "2", "--set", "lora.r=8")) fail_msg("%s", said.err);
     assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", set), 1);
     assert_says(said.err, "distill.teacher =");
-    /* it was moved: what the other directory holds decides */
+    /* with a moved teacher, the weights in the new directory decide */
     snprintf(
         copy, sizeof(copy),
         "cd %s && cp -r %s moved && cp -r moved scaled && sed -i 's/\"lora_alpha\": /&1/' scaled/adapter_config.json",
@@ -284,7 +284,7 @@ static void unused_keys_are_named(void **state)
     trained(plain, "lora.r=8", "train.steps=1");
     assert_null(strstr(said.err, "no effect"));
     assert_same_output(config, plain, ADAPTER);
-    /* they do not end a run that continues, but a teacher does */
+    /* a run continues when these keys change, but not with a new teacher or new quantised weights */
     if (RUN(config, "--set", "lora.r=8", "--set", "train.steps=2", "--set", "distill.alpha=0.5", "--set",
             "quant.targets=all"))
         fail_msg("%s", said.err);
@@ -418,7 +418,7 @@ static void rows_continue(void **state)
     assert_int_equal(RUN("teach", config, "--topk", "5", "--set", "lora.r=8"), 1);
     assert_says(said.err, "teacher.jsonl exists: delete it, or name another file with --out");
     data = process_output(config, "teacher.jsonl");
-    const char *distill = "teacher = rows\ntopk = 8\nalpha = 0.5"; /* more than the rows have */
+    const char *distill = "teacher = rows\ntopk = 8\nalpha = 0.5"; /* the rows have 5 */
     const char *whole = student(distill, "dropout = 0.1\n"), *halves = student(distill, "dropout = 0.1\n");
     trained_on(whole, data, "0.2", "train.steps=4");
     trained_on(halves, data, "0.2", "train.steps=2");

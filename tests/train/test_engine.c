@@ -11,10 +11,10 @@
 enum {
     N = 60,
     MAX_LEN = 170,
-    PLANNED = 64 /* tokens of a pass */,
+    PLANNED = 64 /* tokens per pass */,
     MAX_ANSWER = 40,
     SAMPLES = 3,
-    MAX_CHOICE = 16 /* experts of a token */
+    MAX_CHOICE = 16 /* experts per token */
 };
 
 struct bed {
@@ -77,7 +77,7 @@ struct got {
     uint16_t routing[MAX_LEN * MAX_CHOICE]; /* of prompt and answer but the last token */
 };
 struct case_of {
-    int64_t n_choice; /* experts of a token */
+    int64_t n_choice; /* experts per token */
     int32_t ids[MAX_LEN];
     struct sample_bias bias[2];
     struct sample_request q;
@@ -355,7 +355,7 @@ static void groups_share(void **state)
         for (int i = 0; i < 8; i++) add_plain(e, 1, 45, &other, &n_other);
         int64_t most = 0;
         while (engine_step(e)) most = MT_MAX(most, n_hog + hog.n_seq < 16 ? other.n_seq : 0);
-        assert_int_equal(most, 3); /* of 7 that began again */
+        assert_int_equal(most, 3); /* of the 7 sequences that two groups share */
         assert_int_equal(n_hog, 16);
         engine_close(e);
     }

@@ -21,7 +21,7 @@ static void write_rows(const char *rows)
     assert_int_equal(file_write_atomic(in, rows, (int64_t)strlen(rows), &err), 0);
 }
 
-/* Beside the output that is there. */
+/* Replaces the input rows and keeps the output. */
 static void change_rows(const char *rows)
 {
     struct err err;
@@ -179,7 +179,7 @@ static void continues_the_same_alone(void **state)
     assert_int_equal(RUN(ALL, "--set", model), 1);
     assert_says(said.err, "model weights: ");
     process_read(in, text, sizeof(text));
-    memcpy(strstr(text, "\"stop\": [\"e\"]"), "\"stop\": [\"i\"]", 13); /* a row that has no answer yet */
+    memcpy(strstr(text, "\"stop\": [\"e\"]"), "\"stop\": [\"i\"]", 13); /* in a row without an answer */
     change_rows(text);
     assert_int_equal(RUN(ALL), 1);
     assert_says(said.err, "there are changes in the rows of ");
@@ -462,7 +462,7 @@ static void keeps_later_rows(void **state)
     later_rows_put(&file, 1, &lines[1], 2);
     process_read(later, text, sizeof(text));
     text_put(&file, text);
-    char *stop = strstr(file.text, "\\\"stop\\\": null"); /* an answer that no run gives shows where it is from */
+    char *stop = strstr(file.text, "\\\"stop\\\": null"); /* an answer that no run gives shows that it was copied */
     assert_non_null(stop);
     memcpy(stop + 10, "true", 4);
     assert_int_equal(file_write_atomic(later, file.text, file.size, &err), 0);

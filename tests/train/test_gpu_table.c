@@ -56,7 +56,7 @@ static void rates_by_device(void **state)
 {
     (void)state;
     static const struct {
-        const char *device, *name; /* NULL: not in the table */
+        const char *device, *name; /* name NULL: the device is not in the table */
     } rows[] = {{"NVIDIA L4", "l4"},
                 {"NVIDIA L40", "l40"},
                 {"NVIDIA L40S", "l40s"},
@@ -106,7 +106,7 @@ static void plans_for_a_card(void **state)
     assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", "train.memory_gb=0.25"), 1);
     assert_says(said.err, "context, libraries and other processes of the GPU take 633 MiB, the budget is 256 MiB "
                           "(train.memory_gb): raise train.memory_gb\n");
-    assert_null(strstr(said.err, "other processes and wait")); /* of a card that is not here */
+    assert_null(strstr(said.err, "other processes and wait")); /* no advice for a card that is not in this machine */
     assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", "train.memory_gb=0.62"), 1);
     assert_says(said.err,
                 ", 633 MiB of it for context, libraries and other processes of the GPU, the budget is 635 MiB");

@@ -51,7 +51,7 @@ static void interrupt_after(const char *config, const char *const *words, const 
     if (code != 130 && code != 1000 + number && code) fail_msg("exit code %d:\n%s", code, said.err);
 }
 
-/* Checkpoint 0: the evaluation before the first step stays. */
+/* A run that is interrupted before its first step does not repeat the evaluation at step 0. */
 static void the_first_evaluation_stays(void **state)
 {
     (void)state;
@@ -65,7 +65,7 @@ static void the_first_evaluation_stays(void **state)
     assert_same_events(config, whole);
 }
 
-/* Interrupted while it answers prompts: the evaluation is made again. */
+/* A run that is interrupted while it answers prompts repeats the evaluation. */
 static void answers_are_complete(void **state)
 {
     (void)state;

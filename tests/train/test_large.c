@@ -21,7 +21,7 @@ _Static_assert(1LL * N_TOK * DIM > INT32_MAX, "a [T, D] tensor has more than 2^3
 
 /* Allowed difference between cuBLASLt's results for two shapes: each is a sum in f32, rounded once to bf16. */
 #define ROUNDINGS 0x1p-8
-#define F32_SUMS  1e-5 /* between two orders of one sum */
+#define F32_SUMS  1e-5 /* the same for f32 sums in two orders */
 
 static struct tensor last(struct tensor x) { return tensor_rows(x, x.shape[0] - LAST, LAST); }
 
@@ -359,7 +359,7 @@ static void router_large_on_the_gpu(void **state)
     struct tensor few_dx = gpu_copy(last(dx));
     op_router_bwd(&gpu, dx, dgate, &r, logits, &w, &aux, &how);
     op_router_bwd(&gpu, few_dx, last(dgate), &few, few_logits, &w, &aux, &how);
-    expect_near("dx", last(dx), few_dx, ROUNDINGS); /* cuBLASLt may choose by the number of rows */
+    expect_near("dx", last(dx), few_dx, ROUNDINGS); /* cuBLASLt's algorithm may depend on the number of rows */
 }
 
 /* ---- the experts ----
@@ -370,7 +370,8 @@ enum { N_EXP = 8, TOP = 2, N_ROW = TOP * N_TOK, FEW_ROW = TOP * LAST, WIDTH = 10
 _Static_assert(1LL * N_ROW * WIDTH > INT32_MAX, "an [M, F] tensor has more than 2^31 elements");
 
 static struct route all_rows, few_rows;
-static int32_t all_row[FEW_ROW], few_row[FEW_ROW]; /* row of each slot of the last tokens in the two problems */
+/* For each slot of the last tokens: its row in the large and in the small problem. */
+static int32_t all_row[FEW_ROW], few_row[FEW_ROW];
 
 static struct route sorted_route(int64_t first, int64_t n_tok)
 {

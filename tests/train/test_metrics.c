@@ -283,7 +283,7 @@ static void resume_truncates_later_lines(void **state)
     assert_non_null(strstr(text, "\"step\":6"));
     mem_free(text);
 
-    m = opened(dir, 100); /* all lines stay */
+    m = opened(dir, 100); /* no line is of a later step: all stay */
     closed(&m);
     text = read_text(path);
     assert_int_equal(count(text, "\n"), count(upto5, "\n") + 1);

@@ -302,7 +302,7 @@ static void test_never(void **state)
     assert_true(file_exists(process_output(config, "archive-1/report.html")));
     assert_true(file_exists(process_output(config, "archive-1/config.ini")));
     assert_true(file_exists(process_output(config, "adapter/adapter_model.safetensors")));
-    char text[1 << 14]; /* the file that the run wrote continues it */
+    char text[1 << 14]; /* the config.ini that the run wrote continues the run */
     process_read(process_output(config, "config.ini"), text, sizeof(text));
     assert_says(text, "# this run had train.resume = never; with auto, this file continues the run\n");
     assert_int_equal(RUN(process_output(config, "config.ini")), 0);
@@ -332,7 +332,7 @@ static void test_export_by_force(void **state)
         assert_says(said.out, "no held-out tokens: not verified on data; values compared one by one, different: 0");
         assert_int_equal(RUN("export", config, "--set", "data.eval=", "--adapter",
                              fixture("parity/case_a/adapter_init"), "--to", formats[i], "--verify", out, "--force"),
-                         1); /* the export of another adapter */
+                         1); /* the directory has the export of another adapter */
         assert_says(said.err, "parts of the adapter that differ: ");
     }
     assert_int_equal(RUN("export", config, "--adapter", adapter, "--to", "peft", "--force"), 0);

@@ -24,7 +24,7 @@ static void suggested_limit(void **state)
         if (!text || sscanf(text, "raise train.memory_gb to %lf", &b->cfg.train.memory_gb) != 1)
             fail_msg("%s", err.msg);
         if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
-        bed_free = 1 << 20; /* no limit helps where the memory is not there */
+        bed_free = 1 << 20; /* little memory is free: a higher limit would not help */
         b->cfg.train.memory_gb = 0.02;
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
         assert_null(strstr(err.msg, "raise train.memory_gb"));
@@ -119,8 +119,8 @@ static void host_memory_of_a_card(void **state)
     assert_int_equal(m->host, 0);
     b->cfg.train.memory_gb = ((double)(m->experts + m->dense - m->decoded) + (64 << 10)) / (1 << 30);
     assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
-    assert_int_equal(m->host, 0);                    /* nor the embedding */
-    assert_null(strstr(err.msg, "raise --host-gb")); /* it would not fit */
+    assert_int_equal(m->host, 0);                    /* the embedding does not move to host memory either */
+    assert_null(strstr(err.msg, "raise --host-gb")); /* more host memory would not help */
     b->dev.card.host_bytes = 0;
     assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
     b->cfg.train.memory_gb = 1.01 * (double)plan_peak(&b->plan, true) / (1 << 30);
@@ -130,7 +130,7 @@ static void host_memory_of_a_card(void **state)
     if (!raise || sscanf(raise, "or raise --host-gb to %lf", &gib) != 1) fail_msg("%s", err.msg);
     b->dev.card.host_bytes = (int64_t)(0.98 * gib * (1 << 30));
     assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
-    b->dev.card.host_bytes = (int64_t)(gib * (1 << 30)); /* more than half of it, as nothing else fits */
+    b->dev.card.host_bytes = (int64_t)(gib * (1 << 30)); /* the plan takes more than half, as nothing else fits */
     if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
     assert_true(b->plan.host_rest && b->plan.host_free == m->host && 2 * m->host > b->dev.card.host_bytes);
     b->dev.card.host_bytes *= 4;
@@ -204,7 +204,7 @@ static int follow_each(struct bed *b, int n[SUGGESTIONS], const char *message)
         const int64_t now = plan_peak(&b->plan, true);
         if (i < SEQ ? rc != 0 : rc && now >= peak)
             fail_msg("%s: %s\nthen: %s", suggestions[i], message, rc ? err.msg : "fits");
-        snprintf(needs, sizeof(needs), "%s)", str_bytes(bytes, now)); /* with what fits the plan takes more */
+        snprintf(needs, sizeof(needs), "%s)", str_bytes(bytes, now)); /* a plan that fits may use more */
         if (i >= FIRST_VALUE && rc && strncmp(text + strlen(suggestions[i]), needs, strlen(needs)))
             fail_msg("%s is not %s in: %s", suggestions[i], needs, message);
         b->cfg = before;

@@ -215,7 +215,7 @@ static void quantised_experts_stay_packed(void **state)
     struct bed *b = bed_of("gpt-oss-20b", ALL);
     bed_free = (int64_t)64 << 30;
     bed_fixed = 0;
-    b->dev.act_dtype = DT_BF16; /* and decoded layers in bf16 */
+    b->dev.act_dtype = DT_BF16; /* decoded layers are bf16 too */
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct plan_memory m;
         struct err err;
@@ -359,7 +359,7 @@ static void places_with_all_are_compared(void **state)
 static int n_asked, asked_until;
 static int64_t crowd(void) { return ++n_asked > asked_until ? 0 : (int64_t)8 << 30; }
 
-/* Memory of a process that ends is in use for some seconds. */
+/* The memory of a process stays in use for some seconds after its end; the plan asks again. */
 static void others_end(void **state)
 {
     (void)state;
@@ -435,7 +435,7 @@ static void one_memory_is_spent_once(void **state)
         const struct plan_memory *m = &p->memory;
         struct err err;
         if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
-        assert_true(p->budget <= ((int64_t)8 << 30) / 10 * 9); /* others of the machine have the rest */
+        assert_true(p->budget <= ((int64_t)8 << 30) / 10 * 9); /* the rest is for other processes of the machine */
         b->cfg.train.memory_gb = 1e-9;
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
         const double least = (double)plan_peak(p, true) / (1 << 30);
@@ -462,7 +462,7 @@ static void find_longest(struct bed *b)
 static void longest_sequence_of_a_card(void **state)
 {
     (void)state;
-    static const int64_t mib[][2] = {{9 << 10, 6 << 10}, {10 << 10, 4608}}; /* of the card, of the host */
+    static const int64_t mib[][2] = {{9 << 10, 6 << 10}, {10 << 10, 4608}}; /* memory of the card and of the host */
     for (int i = 0; i < MT_LEN(mib); i++) {
         struct bed *b = bed_of("gpt-oss-20b", 16);
         struct config *cfg = &b->cfg;

@@ -182,7 +182,7 @@ static void a_cached_reference_is_the_live_one(void **state)
     }
 }
 
-/* best/ by the share of held-out pairs that are right. */
+/* eval.best = accuracy chooses best/ by the share of held-out pairs that are right. */
 static void best_by_accuracy(void **state)
 {
     (void)state;

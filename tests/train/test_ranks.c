@@ -144,7 +144,7 @@ static void find_ranks(struct running *r)
 
 static void send_signal(pid_t pid, int number)
 {
-    assert_true(pid > 0); /* 0 is this process and those that it started */
+    assert_true(pid > 0); /* 0 would signal this process and its children */
     assert_int_equal(kill(pid, number), 0);
 }
 
@@ -176,7 +176,7 @@ static void test_sigterm(void **state)
         assert_int_equal(access(process_output(r.config, name), F_OK), 0);
     }
     const struct running r = start_run("train.steps=12");
-    if (r.ranks[1]) send_signal(r.ranks[1], SIGTERM); /* else the run was faster than this test */
+    if (r.ranks[1]) send_signal(r.ranks[1], SIGTERM); /* otherwise the run has already ended */
     const int code = process_finish(r.dir, r.pid);
     assert_true(code == 130 || code == 0);
     train(r.config, "train.steps=12");
@@ -275,7 +275,7 @@ static void test_late_rank(void **state)
         assert_true(clock_ms() - start < 10e3);
         assert_int_equal(pids[0] | pids[1], 0);
     }
-    pid_t others[] = {1 << 22, 1 << 22}; /* no children: not a run that ended well */
+    pid_t others[] = {1 << 22, 1 << 22}; /* no children of this process: an error */
     assert_int_equal(launch_wait(others, 2), 1);
 }
 

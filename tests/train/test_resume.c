@@ -316,10 +316,11 @@ static void changed_config_json_is_refused(void **state)
         assert_says(said.err, rows[i][2]);
         assert_null(strstr(said.err, "documents")); /* before data and weights are read */
     }
+    /* the greatest position changes no result */
     edit_model(dir, "\"max_position_embeddings\": 2048", "\"max_position_embeddings\": 4096");
-    if (RUN(config, "--set", "train.steps=4", "--set", model)) fail_msg("%s", said.err); /* determines no result */
+    if (RUN(config, "--set", "train.steps=4", "--set", model)) fail_msg("%s", said.err);
     edit_model(dir, rows[0][0], rows[0][1]);
-    forge_in(config, "step-000004", "\"model\": {", "\"other\": {"); /* as an earlier version wrote it */
+    forge_in(config, "step-000004", "\"model\": {", "\"other\": {"); /* as if an earlier version had written it */
     forget_base(config, "step-000004");
     if (RUN(config, "--set", "train.steps=5", "--set", model)) fail_msg("%s", said.err);
 }
@@ -429,7 +430,7 @@ static void later_checkpoints_are_left(void **state)
     assert_true(file_is_dir(process_output(config, "archive-1/checkpoints/step-000003")));
     assert_false(file_is_dir(process_output(config, "checkpoints/step-000003")));
     assert_true(file_is_dir(process_output(config, "checkpoints/step-000002")));
-    /* as after a kill before the last rename */
+    /* the state after a kill before the last rename of the archive */
     assert_int_equal(rename(process_output(config, "archive-1"), process_output(config, ".archiving")), 0);
     assert_int_equal(process_run_sets(config, "optim.lr=1e-3 train.steps=3"), 0);
     assert_says(said.err, "a start was killed while it archived");
@@ -471,7 +472,7 @@ static void best_of_later_steps_is_left(void **state)
     assert_null(strstr(said.err, "to use the best one"));
     if (process_run_sets(config, "train.steps=8 eval.at_end=yes")) fail_msg("%s", said.err);
     assert_int_equal(peft_step(process_output(config, "best")), 8);
-    assert_null(strstr(said.err, "to use the best one")); /* adapter/ is the best one */
+    assert_null(strstr(said.err, "to use the best one")); /* adapter/ has the best adapter */
 }
 
 /* A run that continues from a checkpoint in another output.dir archives the earlier run in its own output.dir. */
@@ -483,7 +484,7 @@ static void another_run_is_archived(void **state)
     static char text[1 << 16];
     const char *from = process_trained("optim.lr=0"), *config = process_trained("train.steps=4 train.seed=7 lora.r=4 "
                                                                                 "eval.at_start=no eval.every=1");
-    /* named by way of a link, with a slash at the end */
+    /* the path of the checkpoint has a link and a slash at its end */
     assert_int_equal(symlink(process_output(from, ""), process_output(config, "link")), 0);
     snprintf(more, sizeof(more), "train.steps=6 optim.lr=0 train.resume=%s/",
              process_output(config, "link/checkpoints/step-000002"));
@@ -514,7 +515,7 @@ static void finished_runs_load_nothing(void **state)
         bool removed, loads;
     } rows[] = {{"", false, false}, {"parallel.cpu_ranks=2 parallel.ep=2", false, false},
                 {"", true, true},   {"eval.max_batches=1", false, true},
-                {"", false, true}, /* other held-out data again */
+                {"", false, true}, /* the held-out data change back */
                 {"", false, false}};
     const char *name = "parity/case_a", *config = process_config(""), *model = fixture(name), *complete;
     const char *adapter = "adapter/adapter_model.safetensors", *saved = "checkpoints/step-000001/";
@@ -565,7 +566,7 @@ static void finished_runs_keep_their_record(void **state)
             if (after.st_ino != before[i].st_ino || memcmp(&after.st_mtim, &before[i].st_mtim, sizeof(after.st_mtim)))
                 fail_msg("%s changed", names[i]);
         }
-        /* an evaluation alone does not change it either */
+        /* a new evaluation does not change the learning rate in the files either */
         strcat(sets, " eval.max_batches=1");
         if (process_run_sets(config, sets)) fail_msg("%s", said.err);
         for (int i = 0; i < 5; i += 4) {

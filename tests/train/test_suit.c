@@ -57,7 +57,7 @@ static void plans_without_a_configuration(void **state)
     first_line_is("fits: 0.", " of 24 GiB");
     assert_null(strstr(said.out, " step"));
     assert_int_equal(RUN_THERE("plan", MODEL, "--gpu", "24gb", "--data", DATA), 0);
-    first_line_is("fits: 0.", " steps"); /* a size has no rates, hence no time */
+    first_line_is("fits: 0.", " steps"); /* 24gb has no rates, so there is no time */
     assert_null(strstr(said.out, ", about "));
     assert_says(said.out, "60 documents of ");
     assert_int_equal(RUN_THERE("plan", MODEL, "--gpu", "RTX 4090", "--data", DATA), 0);
@@ -128,7 +128,7 @@ static void plans_what_init_writes(void **state)
         assert_int_equal(RUN_THERE("plan", MODEL, "--data", DATA, "--gpu", card, "--set", given[i].set), 0);
         assert_says(said.out, given[i].line);
     }
-    /* of the half that is not held out, as the run has them */
+    /* as in a run, an epoch is the half that is not held out */
 #define HALF "--set", "data.eval_split=0.5", "--set", "data.seq_len=256", "--set", "train.epochs=1"
     assert_int_equal(RUN_THERE("plan", MODEL, "--data", DATA, "--gpu", card, HALF), 0);
     const char *n = strchr(said.out, ';');
@@ -187,7 +187,7 @@ static void changes_values_until_it_fits(void **state)
     assert_int_equal(RUN_THERE("plan", "long.ini", LITTLE_MEMORY), 0);
 }
 
-/* 20 rows, of which each replaces # by a digit. */
+/* Writes 20 rows; each has a digit in place of #. */
 static void put_rows(const char *name, const char *row)
 {
     char path[2 * MT_PATH];
@@ -205,7 +205,7 @@ static void the_rows_tell_the_objective(void **state)
 {
     (void)state;
     static const struct {
-        const char *row, *kind; /* NULL: the error */
+        const char *row, *kind; /* kind NULL: `said` is the error */
         const char *said;
     } all[] = {
         {"{\"prompt\": \"1 2\", \"chosen\": \"3 # 4\", \"rejected\": \"4 5\"}", "dpo", "40 answers"},
@@ -235,7 +235,7 @@ static void the_rows_tell_the_objective(void **state)
     put_rows("rows.jsonl", all[0].row);
     if (RUN_THERE("finetune", MODEL, "rows.jsonl", "-o", "pairs.ini")) fail_msg("%s", said.err);
     assert_says(said.err, "train: 40 documents");
-    assert_says(said.err, "out/tiny model-dpo/adapter"); /* beside that of supervised fine-tuning */
+    assert_says(said.err, "out/tiny model-dpo/adapter"); /* not the folder of supervised fine-tuning */
     if (RUN_THERE("plan", MODEL, "--data", "rows.jsonl", "--set", "objective.kind=orpo")) fail_msg("%s", said.err);
     assert_says(said.out, "40 answers");
 }

@@ -419,7 +419,7 @@ static void test_plan(void **state)
 {
     (void)state;
     static const char *const archs[] = {"gpt-oss-tiny", "deepseek-v4-tiny", "qwen3-tiny"};
-    const char *config = process_config("[train]\nmemory_gb = 1\n"); /* else of what is free */
+    const char *config = process_config("[train]\nmemory_gb = 1\n"); /* by default the limit depends on what is free */
     for (int i = 0; i < MT_LEN(archs); i++) {
         char path[MT_PATH + 16], by_name[sizeof(said.out)];
         const char *dir = place("planned");

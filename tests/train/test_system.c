@@ -258,7 +258,7 @@ static void test_no_file(void **state)
         assert_says(said.err, names[i]);
         assert_says(said.err, "not a regular file");
     }
-    /* a configuration may be a pipe of the shell */
+    /* a configuration may come from a pipe of the shell */
     assert_int_equal(SHELL("cat \"$3\" | \"$1\" \"$2\" /dev/stdin", "plan", process_config("")), 0);
 }
 

@@ -201,7 +201,7 @@ static void test_data_report(void **state)
 }
 
 static const char long_run[] = "train.steps=12 train.micro_batch=2 eval.every=4 output.save_every=3 output.keep=2 "
-                               "eval.at_start=no " /* its loss would be the lowest: no best/ */
+                               "eval.at_start=no " /* its loss would be the lowest, and no step would write best/ */
                                "lora.dropout=0.05";
 static const char *const whole[] = {ADAPTER,
                                     "adapter/adapter_config.json",
@@ -239,7 +239,7 @@ static void test_killed_runs(void **state)
     (void)state;
     const double start = clock_ms();
     const char *reference = trained(long_run);
-    const long ms = (long)(clock_ms() - start); /* slow builds and machines need no more starts than fast ones */
+    const long ms = (long)(clock_ms() - start); /* a slow machine needs no more starts than a fast one */
     const struct job *killed = job_new(long_run), *stopped = job_new(long_run);
     assert_true(run_in_pieces(killed, SIGKILL, MT_MAX(20, ms / 20)) > 2);
     assert_same_run(killed->config, reference);

@@ -23,7 +23,7 @@ static void change_bytes(struct draft *d, const char *name, int64_t from, int va
     memset((uint8_t *)(uintptr_t)e->data + from, value, (size_t)(bytes - from));
 }
 
-/* The parity case in other files; "model.path=DIR". */
+/* Saves the parity case with this change; returns "model.path=DIR". */
 static const char *model(enum change change)
 {
     static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
@@ -52,7 +52,7 @@ static const char *model(enum change change)
     return text;
 }
 
-/* Whether standard error says what differs, or nothing. */
+/* Standard error must name the difference, or for NOTHING no other base model. */
 static void assert_notices(enum change c)
 {
     if (c == NOTHING && strstr(said.err, "another base model")) fail_msg("%s", said.err);
