@@ -125,7 +125,8 @@ static int64_t n_places(const struct loader *l)
     return l->opt.generation ? l->ds->n_docs * l->opt.n_iteration : l->ds->n_docs;
 }
 
-/* Rollouts: the documents of a generation in order, n_iteration times, then those of the next. A document is a pack. */
+/* The order of rollouts: the documents of a generation in order, n_iteration times, then those of the next. Each
+ * document is a pack. */
 static int64_t iterations(const struct loader *l, int64_t **docs, int64_t **pack_of)
 {
     const int64_t n = n_places(l), of_generation = l->opt.generation * l->opt.n_iteration;

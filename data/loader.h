@@ -38,8 +38,8 @@ struct loader_options {
     bool packing, shuffle; /* pairs cannot be packed */
     bool pairs;            /* for loader_max_tokens: of the data set */
     uint64_t seed;
-    /* Of rollouts: an epoch has the first `generation` documents n_iteration times, then the next ones;
-     * with generation 0, all documents once. generation divides the number of documents, and micro_batch divides
+    /* For rollouts: an epoch has the first `generation` documents n_iteration times, then the next ones. generation 0:
+     * an epoch has all documents once. generation divides the number of documents, and micro_batch divides
      * generation. */
     int64_t generation, n_iteration;
 };

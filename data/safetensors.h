@@ -68,8 +68,8 @@ int64_t safetensors_bytes(const struct safetensors *st); /* file bytes of all sh
  * shards, and the first 4 KiB of every tensor. */
 uint64_t safetensors_fingerprint(const struct safetensors *st);
 
-/* Writing: tensors in any order, names unique; the file is laid out by dtype rank descending, then name, and written
- * atomically. */
+/* A tensor to write. A caller may give tensors in any order, with unique names. The file has them by dtype rank
+ * descending, then by name, and is written atomically. */
 struct st_entry {
     const char *name;
     enum dtype dtype; /* F32, F64, BF16, F16, U8, I32, I64 */

@@ -246,9 +246,9 @@ struct acts {
 
 /* Bytes of a layer's group that would be copied to host memory, in the last acts_push. */
 int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind);
-/* Number of layers whose x is on the device while the others are in host memory: half of all, at least 3 and at most
- * HOST_RING_SLOTS. With more layers a copy has more time: it may have to wait for longer copies of a network or of
- * experts (tests/notebook/memory.md). */
+/* Number of layers whose x is on the device while the others are in host memory: one more than half of all, at least 3
+ * and at most HOST_RING_SLOTS. The more of them, the more time a copy has: it may have to wait for longer copies of a
+ * network or of experts (tests/notebook/memory.md). */
 int64_t acts_input_slots(int64_t n_layer);
 /* Allocates the host tables. */
 void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int n_ep);

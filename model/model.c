@@ -506,8 +506,9 @@ static void forward(void *model)
     }
 }
 
-/* Whether the ops of the pass depend on the members of recorded_key and on tensors alone: one token of each sequence,
- * all weights and adapters on the device. Compressed attention chooses kernels by the length of sequences. */
+/* Whether the ops of the pass depend on the members of recorded_key and on tensors alone. They do when each sequence
+ * has one token, and all weights and adapters are on the device. Compressed attention chooses kernels by the length of
+ * sequences. */
 static bool repeats(const struct model *m)
 {
     const struct device *dev = m->dev;

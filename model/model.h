@@ -217,8 +217,8 @@ void model_end(struct model *m);
 
 /* ---- model_reference.c */
 
-/* For an objective, in model_begin: a forward pass with the reference's adapters or none, without dropout. Returns the
- * final hidden states of the labelled rows [n_label, D]. Takes no more work memory than an evaluation. */
+/* Runs a forward pass with the reference's adapters or none, without dropout; objectives call it in model_begin.
+ * Returns the final hidden states of the labelled rows [n_label, D]. Takes no more work memory than an evaluation. */
 struct tensor model_reference(struct model *m, int64_t n_tok);
 
 /* ---- model_head.c: call these instead of model_loss, in a pass without backward; all wait for the device */

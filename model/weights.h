@@ -177,8 +177,8 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
  * call checks the shape, allocates on dev->weights and copies. A value that is not finite is an error. */
 struct weights_read;
 bool weights_has(const struct weights_read *f, const char *name, const char *suffix);
-/* An error if the checkpoint has this tensor: it belongs to `what`, which config.json does not give to the layer, so
- * the weights were trained for another kind. keys: those of config.json to correct, "a or b". */
+/* Fails if the checkpoint has this tensor: it belongs to `what`, which config.json does not give to the layer, so the
+ * weights were trained for another kind. keys: those of config.json to correct, "a or b". */
 int weights_refuse(struct weights_read *f, const char *name, const char *suffix, const char *what,
                    const char *keys) MT_CHECK;
 int weights_vector(struct weights_read *f, struct tensor *out, const char *name, const char *suffix,

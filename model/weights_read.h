@@ -34,8 +34,8 @@ struct name {
 struct name weights_read_name(const struct weights_read *f, const char *rest, const char *suffix);
 
 /* What a matrix is for: model.quantize packs experts and networks (shared experts, dense layers),
- * model.quantize_attention attention. FP8 of a checkpoint is decoded to bf16 in ROLE_OTHER; the other roles keep its
- * bytes. */
+ * model.quantize_attention packs attention. FP8 of a checkpoint is decoded to bf16 in ROLE_OTHER; the other roles keep
+ * its bytes. */
 enum role { ROLE_OTHER, ROLE_UNPACKED, ROLE_ATTENTION, ROLE_NETWORK, ROLE_EXPERTS };
 
 /* Allocates bytes of a weight; NULL in a dry run. */

@@ -9,8 +9,8 @@
 enum { OPTIMIZER_STATES = 3 };
 struct optimizer;
 
-/* Elements of the flat arrays that are updated together. A layer has a group of replicated parameters and, with expert
- * parallelism, one of its experts; each is split where learning rates differ. */
+/* Elements of the flat arrays that are updated together. A layer has one group of replicated parameters and, with
+ * expert parallelism, a second group with the parameters of its experts. Both are split where learning rates differ. */
 struct param_group {
     int64_t first, n, layer;
     bool divided;     /* experts that other ranks do not hold */

@@ -18,7 +18,7 @@ struct chat_row_counts {
 };
 /* *doc: a copy of `row` (an object with "messages") for the template of the rules; NULL when nothing changes.
  * - roles get the template's names; a message that is a call, {name, arguments}, becomes an answer with tool_calls
- * - text parts and numbers become one string, and null or missing content "", where the template needs it
+ * - text parts and numbers become one string, and null or missing content becomes "", where the template needs it
  * - `function_call` becomes `tool_calls`, where the template does not read it
  * - arguments that are null, "" or missing become {}; the JSON of an object becomes the object, where the template
  *   needs it (chat_template_render would convert it in each rendering)

@@ -52,10 +52,10 @@ bool chat_template_never_ends(const struct chat_template *t);
 /* Renders an answer that is the last message; returns where the text after its content begins in `out`. */
 int64_t chat_template_end(struct text_buf *out, const struct chat_template *t);
 
-/* Appends the row's text, as transformers' apply_chat_template, and the spans of {% generation %}. DeepSeek V4's rules:
- * a span for each answer, and no places (chat_options). The template finds a message's `thinking` also as
- * `reasoning_content`, and the reverse. `tools` may be its JSON as a string; members of `chat_template_kwargs` are
- * variables too, unless they are null. */
+/* Appends the row's text, as transformers' apply_chat_template writes it, and the spans of {% generation %}. The rules
+ * of DeepSeek V4 give a span for each answer, and do not fill places (chat_options). The template finds a message's
+ * `thinking` also as `reasoning_content`, and the reverse. `tools` may be its JSON as a string; members of
+ * `chat_template_kwargs` are variables too, unless they are null. */
 int chat_template_render(struct text_buf *out, const struct chat_template *t, struct json row,
                          const struct chat_options *opt, struct err *err) MT_CHECK;
 

@@ -13,8 +13,8 @@
  * repeat the `prompt` of the row, the prompt is written once
  * - {messages, rejected_messages} or {messages, rejected_response}: messages end with the chosen answer
  * - {prompt, responses, ratings}: two or more answers, as texts or lists, and as many numbers; the best and the worst
- * `messages`, `conversations` or `instruction` with `input`, `history` also name a prompt. Turns of sharegpt, {from,
- * value}, become messages. */
+ * answer are taken. `messages`, `conversations` or `instruction` with `input`, `history` also name a prompt. Turns of
+ * sharegpt, {from, value}, become messages. */
 int preference_row_answer(struct text_buf *out, struct json row, bool worse, struct err *err) MT_CHECK;
 /* preference_row_answer for {prompt, completion, label}, and for messages, conversations or alpaca with a label. label
  * or kto_tag: true or false, 1 or 0, desirable or undesirable; or such a text. */

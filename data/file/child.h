@@ -13,8 +13,8 @@ struct child {
 };
 enum child_pipes { CHILD_IN = 1, CHILD_OUT = 2, CHILD_ERR = 4 };
 /* Starts argv[0], found as a shell finds it. Without CHILD_OUT its standard output goes to standard error; other
- * streams without a pipe are those of this process. It inherits neither signals nor other descriptors. Returns 0 or an
- * error number. */
+ * streams without a pipe are those of this process. The child inherits neither signals nor other descriptors. Returns 0
+ * or an error number. */
 int child_start(struct child *c, char *const argv[], char *const env[], int pipes) MT_CHECK;
 void child_close(int *fd); /* one end; -1 is fine */
 

@@ -246,8 +246,8 @@ static const char *other_content(const struct hub_repo *repo)
     return "";
 }
 
-/* Fetches the small files that training, or only a plan, reads; adds the shards to `shards`. Nothing else of the
- * repository is needed: no other format of the same weights, no folder. */
+/* Fetches the small files that training, or only a plan, reads; adds the shards to `shards`. The repository's folders
+ * and other formats of the same weights are not needed. */
 static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *shards, struct err *err)
 {
     struct wanted w = {0};

@@ -1,8 +1,8 @@
 /* hub_headers.c - the folder moetrain-headers/COMMIT of a repository in the cache.
  *
  * It is separate from snapshots/, where every file is complete. The headers are not hashed, as the hub lists only the
- * hash of the whole file; the safetensors reader checks them like any other. The index is linked last: when it (or the
- * only shard) exists, the folder is complete. */
+ * hash of the whole file; the safetensors reader checks them as it checks headers of complete files. The index is
+ * linked last: when it (or the only shard) exists, the folder is complete. */
 #include "data/hub/hub_headers.h"
 
 #include <errno.h>

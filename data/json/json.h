@@ -48,8 +48,9 @@ bool json_member(struct json j, int64_t i, const char **key, struct json *value)
 /* json_member for an array too, whose elements have the key NULL. */
 bool json_item(struct json j, int64_t i, const char **key, struct json *value);
 
-/* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. json_get_i64 refuses fractions and reals above
- * 2^53; json_get_f64 refuses what no double holds; json_get_str refuses halves of surrogate pairs. */
+/* Getters of required values: -1 and the error "FILE: key `a.b` ..." when the value is absent or of another type.
+ * json_get_i64 refuses fractions and reals above 2^53; json_get_f64 refuses what no double holds; json_get_str refuses
+ * halves of surrogate pairs. */
 int json_get_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_get_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_get_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
@@ -71,7 +72,7 @@ int json_str(struct json j, const char **out, int64_t *size, struct err *err) MT
 /* An error that names file and path: "FILE: key `path`: text". */
 int json_error(struct json j, struct err *err, const char *fmt, ...) MT_PRINTF(3, 4);
 
-/* Writing: a growing text buffer that adds commas and escapes. Zeroed is valid. */
+/* A growing text buffer for JSON, which adds commas and escapes. Zeroed is valid. */
 struct json_out {
     char *text;
     int64_t size, cap;

@@ -10,7 +10,7 @@ enum source_kind source_list_kind(const char *path);
 #define SOURCE_KINDS "JSONL, JSON, CSV, TSV, .txt, .md, plain or .gz; parquet, Arrow" /* for messages */
 
 /* Copies the next path or pattern of the list, without blanks around it, and moves *list past it; 1, or 0 at the end.
- * *weight: of PATH*W, else 1. A * that no number follows is part of a pattern. */
+ * *weight: W of PATH*W; 1 without *W. A * that no number follows is part of a pattern. */
 int source_list_next(const char **list, char path[MT_PATH], double *weight, struct err *err) MT_CHECK;
 
 struct source_files {

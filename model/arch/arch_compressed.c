@@ -106,7 +106,7 @@ static int read_kinds(struct arch *a, struct json root, struct err *err)
     int64_t window = 128;
     if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err) || read_ratios(a, root, err)) return -1;
     if (!named && !json_given(ratios)) return json_error(root, err, "layer_types and compress_ratios are both missing");
-    /* compress_ratios may go on with the layers of multi-token prediction */
+    /* compress_ratios may also have items for the layers of multi-token prediction */
     if (json_type(list) != JSON_ARRAY || json_count(list) < a->n_layer || (named && json_count(list) > a->n_layer))
         return json_error(list, err, "is not a list of %lld layers", (long long)a->n_layer);
     if (json_given(ratios) && (json_type(ratios) != JSON_ARRAY || json_count(ratios) < a->n_layer))

@@ -28,8 +28,9 @@ struct objective {
     /* In model_begin, once the labels are on the device: allocates and fills what the loss reads, on dev->work. NULL:
      * nothing. */
     void (*begin)(struct model *, const struct model_batch *);
-    /* In model_loss: nll and hit of every labelled row, and m->dfinal, the gradient of the loss. Returns a tensor that
-     * it allocated, with a second term of each row, which model_loss adds to kl of the sums; or an absent tensor. */
+    /* In model_loss: writes nll and hit of every labelled row, and m->dfinal, the gradient of the loss. A loss with a
+     * second term per row returns these terms in a tensor that it allocated; model_loss adds them to kl of the sums.
+     * Other losses return an absent tensor. */
     struct tensor (*loss)(struct model *, struct tensor nll, struct tensor hit);
     /* The loss of a step or an evaluation, a mean. n_label: labelled tokens of all ranks. */
     double (*value)(const struct model *, const struct model_sums *, int64_t n_label);

@@ -6,8 +6,9 @@
 #include "data/safetensors.h"
 #include "model/arch/arch.h"
 
-/* Gives the tensors of a checkpoint transformers' names, by which all code asks for them, where the family has others
- * (struct tensor_names). Names that are transformers' already stay. */
+/* Renames the tensors of a checkpoint to the names that transformers gives them, if the publisher of the family uses
+ * others (struct tensor_names). All other code asks for transformers' names. Names that are already transformers'
+ * stay. */
 int published_rename(struct safetensors *st, const struct arch *a, struct err *err) MT_CHECK;
 /* The publisher's name of transformers' `name`; false: it is the same. */
 bool published_name(char *to, size_t size, const char *name);

@@ -9,8 +9,8 @@
 struct stored_tensor {
     const char *suffix;   /* what follows the matrix's name in the tensor's name; NULL: the layout has no such tensor */
     const char *st_dtype; /* as in struct st_tensor */
-    /* Its shape for a matrix or a stack [.., out, in] is [.., out / rows, in / cols], with a last axis of `last` unless
-     * that is 0. rows 0: one value for each matrix, [..]; for a single matrix [1] if cols is 1. */
+    /* The tensor's shape for a matrix or a stack [.., out, in] is [.., out / rows, in / cols], with a last axis of
+     * `last` unless that is 0. rows 0: one value for each matrix, [..]; for a single matrix [1] if cols is 1. */
     int rows, cols, last;
 };
 struct stored_layout {
