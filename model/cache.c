@@ -176,11 +176,11 @@ static void copy_rows(struct device *dev, struct tensor x, int64_t to, int64_t f
     dev->ops->copy((char *)x.data + to * bytes, (const char *)x.data + from * bytes, n * bytes);
 }
 
-/* Copies pages of `from` that are not shared, in all layers of the class. */
-static void copy_pages(struct cache *c, struct device *dev, int64_t at, int64_t to, int64_t from)
+/* Copies the pages of the first len tokens of `from` that are not shared, in all layers of the class. */
+static void copy_pages(struct cache *c, struct device *dev, int64_t at, int64_t to, int64_t from, int64_t len)
 {
     struct cache_class *k = &c->classes[at];
-    const int64_t shared = n_full(k, c->seqs[from].len), held = k->n_held[from];
+    const int64_t shared = n_full(k, len), held = MT_MIN(k->n_held[from], pages_of(k, len));
     const int32_t *source = k->page + from * k->n_of_seq;
     int32_t *page = k->page + to * k->n_of_seq;
     for (int64_t i = 0; i < shared; i++) {
@@ -201,15 +201,41 @@ static void copy_pages(struct cache *c, struct device *dev, int64_t at, int64_t 
     }
 }
 
-int cache_fork(struct cache *c, struct device *dev, int seq, int64_t n_tok)
+static bool has_states(const struct cache *c)
+{
+    for (int64_t l = 0; l < c->n_layer; l++)
+        for (int i = 0; i < CACHE_STATES; i++)
+            if (c->layers[l].state[i].ndim) return true;
+    return false;
+}
+
+/* The next token sees window - 1 tokens before it. */
+bool cache_has(const struct cache *c, int seq, int64_t len)
+{
+    const int64_t all = c->seqs[seq].len;
+    if (len >= all) return len == all;
+    for (int64_t i = 0; i < c->n_class; i++) {
+        const struct cache_class *k = &c->classes[i];
+        if (k->window && MT_MAX(0, len - k->window + 1) < all - k->n_of_seq * MT_PAGE) return false;
+    }
+    return !has_states(c);
+}
+
+static void want_tokens(const struct cache *c, int seq, int64_t len)
+{
+    MT_REQUIRE(cache_has(c, seq, len), "%lld tokens of a sequence of %lld", (long long)len,
+               (long long)c->seqs[seq].len);
+}
+
+int cache_fork(struct cache *c, struct device *dev, int seq, int64_t len, int64_t n_tok)
 {
     const int to = free_seq(c);
-    const int64_t len = c->seqs[seq].len;
     check_size(c, n_tok);
+    want_tokens(c, seq, len);
     if (to < 0 || !fits(c, len, n_tok)) return -1;
     for (int64_t i = 0; i < c->n_class; i++) {
         c->classes[i].n_promised += pages_of(&c->classes[i], n_tok) - n_full(&c->classes[i], len);
-        copy_pages(c, dev, i, to, seq);
+        copy_pages(c, dev, i, to, seq, len);
     }
     for (int64_t l = 0; l < c->n_layer; l++)
         for (int i = 0; i < CACHE_STATES; i++)
@@ -230,16 +256,38 @@ bool cache_extend(struct cache *c, int seq, int64_t n_tok)
     return true;
 }
 
+/* Leaves the sequence its first n pages. */
+static void let_go(struct cache_class *k, int64_t seq, int64_t n)
+{
+    while (k->n_held[seq] > n) {
+        const int32_t page = k->page[seq * k->n_of_seq + --k->n_held[seq]];
+        if (!--k->uses[page]) k->free[k->n_free++] = page;
+    }
+}
+
+bool cache_cut(struct cache *c, int seq, int64_t len)
+{
+    want_tokens(c, seq, len);
+    for (int64_t i = 0; i < c->n_class; i++) {
+        const struct cache_class *k = &c->classes[i];
+        const int64_t last = pages_of(k, len) - 1;
+        if (last >= n_full(k, len) && k->uses[k->page[seq * k->n_of_seq + last]] > 1) return false;
+    }
+    for (int64_t i = 0; i < c->n_class; i++) {
+        struct cache_class *k = &c->classes[i];
+        k->n_promised -= pages_of(k, c->seqs[seq].promised) - k->n_held[seq];
+        let_go(k, seq, pages_of(k, len));
+    }
+    c->seqs[seq].len = c->seqs[seq].promised = len;
+    return true;
+}
+
 void cache_drop(struct cache *c, int seq)
 {
     for (int64_t i = 0; i < c->n_class; i++) {
         struct cache_class *k = &c->classes[i];
         k->n_promised -= pages_of(k, c->seqs[seq].promised) - k->n_held[seq];
-        for (int64_t p = 0; p < k->n_held[seq]; p++) {
-            const int32_t page = k->page[seq * k->n_of_seq + p];
-            if (!--k->uses[page]) k->free[k->n_free++] = page;
-        }
-        k->n_held[seq] = 0;
+        let_go(k, seq, 0);
     }
     c->seqs[seq] = (struct cache_seq){.used = false};
 }

@@ -4,7 +4,8 @@
  * A sequence has a slot: a row of every state, and pages. In layers with a window the pages are a ring, long enough for
  * window and chunk. In other layers pages come from a pool: a new sequence reserves the pages of all tokens that it may
  * have, and takes them as it grows. So a sequence that has begun always finishes. A forked sequence shares the full
- * pages of the first one, which no sequence writes any more; the last page, rings and states are copied.
+ * pages of the first one, which no sequence writes any more; the last page, rings and states are copied. A sequence
+ * that is cut gives back the pages behind its end.
  *
  * A pass with model_pass.cache adds tokens to some sequences, in any order: any number if these are all empty
  * (prefill), else at most `chunk` to each (decode). */
@@ -41,12 +42,20 @@ void cache_close(struct cache *c); /* frees the host tables; c may be zeroed */
 
 /* Begins a sequence of at most n_tok tokens and returns its number; -1: there is no room now. */
 int cache_take(struct cache *c, int64_t n_tok);
-/* Makes a copy of sequence seq that will have at most n_tok tokens; -1: there is no room now. */
-int cache_fork(struct cache *c, struct device *dev, int seq, int64_t n_tok);
+/* Makes a copy of the first len tokens of sequence seq, which cache_has, that will have at most n_tok tokens; -1: there
+ * is no room now. */
+int cache_fork(struct cache *c, struct device *dev, int seq, int64_t len, int64_t n_tok);
 /* Whether cache_fork of a sequence of len tokens would find room. */
 bool cache_fork_fits(const struct cache *c, int64_t len, int64_t n_tok);
-/* Reserves pages so that the sequence may have n_tok tokens; false: there is no room now. */
+/* Reserves pages so that the sequence may have n_tok tokens, at least those that it has; false: there is no room now.
+ */
 bool cache_extend(struct cache *c, int seq, int64_t n_tok);
+/* Whether the sequence can be continued after its first len tokens: states exist at its end alone, and a ring has its
+ * last tokens. */
+bool cache_has(const struct cache *c, int seq, int64_t len);
+/* Leaves the sequence its first len tokens, which cache_has, and no room for others. False, and nothing is changed: its
+ * last page would be shared with another sequence. */
+bool cache_cut(struct cache *c, int seq, int64_t len);
 void cache_drop(struct cache *c, int seq);
 int64_t cache_len(const struct cache *c, int seq);
 double cache_used(const struct cache *c); /* share of the pages in use, 0 to 1 */

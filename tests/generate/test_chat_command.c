@@ -12,6 +12,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "tests/process.h"
+#include "train/answers/chat_reply.h"
 #include "train/answers/chat_talk.h"
 #include "train/generate/printable.h"
 
@@ -379,11 +380,71 @@ static void dimmed(void **state)
     assert_int_equal(terminal_close(&t), 0);
 }
 
+/* ---- turns ---- */
+
+/* Answers each message of a conversation; tokens of the prompts, and those of them that were computed. */
+static void converse(struct run *r, bool keeps, char answer[3][256], int64_t n_prompt[3], int64_t computed[3])
+{
+    static const char *const said_by_user[] = {"The cat sat", "And then?", "Go on"};
+    const struct engine_options opt = {
+        .n_seq = 1, .max_len = 200, .n_tok = 200, .chunk = 128, .cache_tok = 200, .keeps = keeps};
+    struct chat_replies replies = {
+        .run = r, .rules = message_rules_of(r->chat), .params = sample_params_default(), .context = 200};
+    struct chat_talk talk = {.n = 0};
+    struct chat_reply reply;
+    struct err err;
+    replies.params.max_tokens = 8;
+    if (!(replies.engine = engine_open(r, &opt, &err))) fail_msg("%s", err.msg);
+    for (int i = 0; i < 3; i++) {
+        const struct engine_stats before = engine_stats(replies.engine);
+        chat_talk_add(&talk, "user", said_by_user[i], NULL);
+        if (chat_reply_make(&reply, &replies, &talk, ENGINE_OWN, &err)) fail_msg("%s", err.msg);
+        n_prompt[i] = engine_stats(replies.engine).prompt_tok - before.prompt_tok;
+        computed[i] = engine_stats(replies.engine).prefilled_tok - before.prefilled_tok;
+        snprintf(answer[i], 256, "%s", reply.content.text);
+        chat_talk_add(&talk, "assistant", reply.content.text, NULL);
+        chat_reply_free(&reply);
+    }
+    engine_close(replies.engine);
+    chat_talk_free(&talk);
+}
+
+/* Turns compute what follows the earlier prompt; where the template or the tokenizer joins the answer otherwise, the
+ * answer too. The texts are those without a cache between turns. */
+static void turns_continue(void **state)
+{
+    (void)state;
+    struct config cfg;
+    struct run r;
+    struct dataset_options opt;
+    struct err err;
+    char with[3][256], without[3][256];
+    int64_t n_prompt[3], computed[3], all[3];
+    config_defaults(&cfg);
+    use_template(PLAIN);
+    snprintf(cfg.model.path, sizeof(cfg.model.path), "%s", fixture("parity/case_a"));
+    if (config_set(&cfg, template, &err) || config_set(&cfg, "train.device=cpu", &err)) fail_msg("%s", err.msg);
+    cfg.data.seq_len = 200;
+    if (run_open_headers(&r, &cfg, &err) || run_open_tokenizer(&r, &opt, NULL, &err)) fail_msg("%s", err.msg);
+    r.generation = chat_reply_sizes(200);
+    if (run_open_model(&r, NULL, PLAN_GENERATE, &err)) fail_msg("%s", err.msg);
+    converse(&r, r.generation.keeps, with, n_prompt, computed);
+    converse(&r, false, without, n_prompt, all);
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(with[i], without[i]);
+        assert_int_equal(all[i], n_prompt[i] - 1);
+        if (computed[i] > n_prompt[i] - (i ? n_prompt[i - 1] - 2 : 1) || (i && !computed[i]))
+            fail_msg("turn %d: %lld tokens of %lld computed", i, (long long)computed[i], (long long)n_prompt[i]);
+    }
+    run_close(&r);
+}
+
 int test_chat_command(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers),   cmocka_unit_test(both),    cmocka_unit_test(sampled),   cmocka_unit_test(refused),
-        cmocka_unit_test(reasoning), cmocka_unit_test(stopped), cmocka_unit_test(printable), cmocka_unit_test(dimmed),
+        cmocka_unit_test(answers),   cmocka_unit_test(both),      cmocka_unit_test(sampled),
+        cmocka_unit_test(refused),   cmocka_unit_test(reasoning), cmocka_unit_test(stopped),
+        cmocka_unit_test(printable), cmocka_unit_test(dimmed),    cmocka_unit_test(turns_continue),
     };
     return cmocka_run_group_tests_name("chat_command", tests, NULL, NULL);
 }

@@ -185,6 +185,39 @@ static double number_of(const char *config, const char *event, const char *key)
     return value;
 }
 
+/* Tokens of the first step's rows that passes over prompts compute at most: each prompt once, without its last token,
+ * and those of messages. A prompt that begins as that of an ended turn computes fewer. */
+static int64_t new_tokens(const char *config)
+{
+    static char text[TEXT];
+    struct err err;
+    int64_t n = 0, row = 0;
+    process_read(process_output(config, "rollouts/step-000001.jsonl"), text, sizeof(text));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"), row++) {
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "rows", &err);
+        assert_non_null(doc);
+        const struct json mask = json_find(json_root(doc), "mask");
+        if (row % 4 == 0) n += json_count(json_find(json_root(doc), "prompt_ids")) - 1;
+        for (int64_t t = 0, own; t < json_count(mask); t++, n += !own)
+            if (json_i64(json_at(mask, t), 0, 1, &own, &err)) fail_msg("%s", err.msg);
+        json_free(doc);
+    }
+    return n;
+}
+
+/* Each turn computes its messages alone. In a cache for few sequences some turns begin again, with the same bytes. */
+static void turns_continue(void **state)
+{
+    (void)state;
+    const char *all = config_of("usual", ""), *few = config_of("usual", "[generate]\nmemory_gb = 0.0003\n");
+    if (RUN(SETS(all)) || RUN(SETS(few))) fail_msg("%s", said.err);
+    const double computed = number_of(all, "rollouts", "sampling/prefilled_tok"), most = (double)new_tokens(all);
+    if (!(computed > 0 && computed <= most)) fail_msg("%g tokens computed, at most %g are new", computed, most);
+    assert_true(number_of(all, "rollouts", "sampling/cached_tok") > 0);
+    assert_true(number_of(few, "rollouts", "sampling/prefilled_tok") > most);
+    assert_same_run(all, few);
+}
+
 /* A step of offline training on the recorded rows gives the adapter of the online step: in both, messages of the
  * environment carry no loss. */
 static void train_offline(const char *mode, const char *with, const char *seq_len)
@@ -328,8 +361,8 @@ static void refused_turns(void **state)
 int test_online_turns(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks), cmocka_unit_test(expert_parallel),
-                                       cmocka_unit_test(offline),         cmocka_unit_test(harmony),
-                                       cmocka_unit_test(limits),          cmocka_unit_test(failures),
-                                       cmocka_unit_test(refused_turns)};
+                                       cmocka_unit_test(turns_continue),  cmocka_unit_test(offline),
+                                       cmocka_unit_test(harmony),         cmocka_unit_test(limits),
+                                       cmocka_unit_test(failures),        cmocka_unit_test(refused_turns)};
     return cmocka_run_group_tests_name("online_turns", tests, NULL, NULL);
 }

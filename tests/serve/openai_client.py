@@ -64,7 +64,8 @@ def chat(client):
             tokens += len(c.logprobs.content) if c.logprobs else 0
         usage = chunk.usage or usage
     assert [parts[i] for i in range(3)] == [c.message.content for c in whole.choices]
-    assert usage == whole.usage and tokens == usage.completion_tokens
+    assert usage.total_tokens == whole.usage.total_tokens and tokens == usage.completion_tokens
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
     with_tools = client.chat.completions.create(model=model, tools=TOOLS, max_tokens=4, messages=HELLO + [
         {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {
             "name": "weather", "arguments": "{\"city\": \"Rome\"}"}}]},

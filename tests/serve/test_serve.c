@@ -13,6 +13,7 @@
 
 #include "data/file/file.h"
 #include "data/json/json.h"
+#include "data/json/text.h"
 #include "tests/process.h"
 #include "train/serve/http.h"
 
@@ -238,6 +239,70 @@ static void texts(void **state)
     assert_says(said.err, "adapter adapter_init loaded");
     assert_says(said.err, "case_a: ");
     assert_null(strstr(said.err, "Hello"));
+}
+
+/* Tokens in the last reply's usage. */
+static int64_t usage(const char *key)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "\"%s\": ", key);
+    const char *at = strstr(reply, name);
+    if (!at) fail_msg("no %s in %s", key, reply);
+    return atoll(at + strlen(name));
+}
+
+static void put_turn(struct text_buf *messages, const char *role, const char *content)
+{
+    if (messages->size) text_put(messages, ", ");
+    text_put(messages, "{\"role\": ");
+    text_put_string(messages, role);
+    text_put(messages, ", \"content\": ");
+    text_put_string(messages, content);
+    text_put(messages, "}");
+}
+
+static void ask_turn(const char *model, const struct text_buf *messages)
+{
+    char body[4096];
+    snprintf(body, sizeof(body), "{\"model\": \"%s\", \"messages\": [%s], \"max_tokens\": 6, \"temperature\": 0}",
+             model, messages->text);
+    if (ask(CHAT, body) != 200) fail_msg("%s", reply);
+}
+
+/* A client that sends its conversation each time: the earlier prompt is not computed again, but for tokens that the
+ * template or the tokenizer joins otherwise. Another model's cache is not used. A new server gives the same text. */
+static void turns(void **state)
+{
+    (void)state;
+    if (!can_serve()) return;
+    struct text_buf messages = {0};
+    char folder[MT_PATH + 16], last[8192];
+    int64_t before = 0;
+    snprintf(folder, sizeof(folder), "adapter=%s/adapter_final", fixture("parity/case_a"));
+    START("--adapter", folder);
+    for (int i = 0; i < 3; i++) {
+        put_turn(&messages, "user", i ? "And then?" : "The cat sat");
+        ask_turn("case_a", &messages);
+        const int64_t n = usage("prompt_tokens"), cached = usage("cached_tokens");
+        if (i ? cached < before - 2 || cached >= n : cached != 0)
+            fail_msg("turn %d: %lld tokens in the cache, of %lld", i, (long long)cached, (long long)n);
+        before = n;
+        snprintf(last, sizeof(last), "%s", text_at(reply, "choices.0.message.content"));
+        if (i < 2) put_turn(&messages, "assistant", last);
+    }
+    ask_turn("case_a", &messages);
+    assert_int_equal(usage("cached_tokens"), before - 1);
+    assert_string_equal(text_at(reply, "choices.0.message.content"), last);
+    ask_turn("adapter", &messages);
+    assert_int_equal(usage("cached_tokens"), 0);
+    stop();
+    assert_says(said.err, "(0 in the cache)");
+    START("--adapter", folder);
+    ask_turn("case_a", &messages);
+    assert_int_equal(usage("cached_tokens"), 0);
+    assert_string_equal(text_at(reply, "choices.0.message.content"), last);
+    stop();
+    text_free(&messages);
 }
 
 static void forms(void **state)
@@ -546,8 +611,9 @@ static void appears(void **state)
 int test_serve(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts),   cmocka_unit_test(forms),  cmocka_unit_test(errors), cmocka_unit_test(keys),
-        cmocka_unit_test(hostile), cmocka_unit_test(limits), cmocka_unit_test(many),   cmocka_unit_test(appears),
+        cmocka_unit_test(texts),  cmocka_unit_test(turns), cmocka_unit_test(forms),
+        cmocka_unit_test(errors), cmocka_unit_test(keys),  cmocka_unit_test(hostile),
+        cmocka_unit_test(limits), cmocka_unit_test(many),  cmocka_unit_test(appears),
     };
     return cmocka_run_group_tests_name("serve", tests, NULL, NULL);
 }

@@ -288,7 +288,7 @@ static int open_engine(struct chat *c, struct err *err)
     struct run *r = &c->run;
     char need[32], have[32];
     const int64_t context = c->replies.context = c->cfg->data.seq_len = MT_MIN(c->o->context, r->arch.max_len);
-    r->generation = engine_sizes(1, context, context);
+    r->generation = chat_reply_sizes(context);
     r->generation.n_edit = c->replies.params.repetition > 1 || c->replies.params.repetition < 1 ? SAMPLE_EDITS : 0;
     if (run_open_model(r, NULL, PLAN_GENERATE, err)) {
         if (r->plan.too_large)

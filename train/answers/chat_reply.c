@@ -64,6 +64,13 @@ static int run_request(struct showing *s, const struct sample_request *q, struct
     return fflush(stdout) || ferror(stdout) ? err_set(err, "standard output cannot be written") : 0;
 }
 
+struct plan_generation chat_reply_sizes(int64_t context)
+{
+    struct plan_generation g = engine_sizes(1, context, context);
+    plan_keeps(&g, context);
+    return g;
+}
+
 static int render(struct prompt *p, const struct chat_replies *r, const struct chat_talk *t, struct err *err)
 {
     struct text_buf row = {0};

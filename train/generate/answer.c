@@ -217,6 +217,7 @@ struct sample answer_sample(const struct answer *a)
     return (struct sample){.index = a->index,
                            .prompt = q->ids,
                            .n_prompt = q->n_ids,
+                           .n_cached = a->rules->n_cached,
                            .prompt_logprob = a->rules->prompt_logprob,
                            .prompt_routing = a->rules->prompt_routing,
                            .routing = a->routing,

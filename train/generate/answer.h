@@ -9,6 +9,7 @@
 /* A request with copies of all that it points to. */
 struct answer_rules {
     struct sample_request q;
+    int64_t n_cached;         /* first tokens of the prompt that were in the cache */
     float *prompt_logprob;    /* [n_ids]; NULL: not asked for */
     int64_t n_routing;        /* experts of a token in all layers; 0: not asked for */
     uint16_t *prompt_routing; /* [n_ids-1, n_routing] */

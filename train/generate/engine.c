@@ -12,11 +12,10 @@
 #include "model/layers/dora.h"
 #include "model/layers/lora_rows.h"
 #include "train/adapter/peft.h"
-#include "train/generate/answer.h"
+#include "train/generate/kept.h"
 
 enum {
-    PASS_TOK = 8192, /* tokens of a pass; longer prompts need further chunks of CHUNK_TOK tokens each */
-    CHUNK_TOK = 128,
+    PASS_TOK = 8192, /* tokens of a pass; longer prompts need further chunks of PLAN_CHUNK tokens each */
     PREFILL_WAIT = 8,
     SPARE_SEQS = 8,   /* 1 of this number of sequences is reserved for groups that have none */
     MOST_PASSED = 64, /* requests that begin before an earlier one, which lacks room */
@@ -52,6 +51,7 @@ struct engine {
     struct run *run;
     struct engine_options opt;
     struct cache cache;
+    struct kept kept;
     int64_t mark; /* of the work arena */
     struct request *first, *last;
     int64_t n_request;       /* ever */
@@ -109,6 +109,7 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
         engine_close(e);
         return NULL;
     }
+    kept_open(&e->kept, &e->cache, &r->dev, opt->keeps);
     e->none.layers = mem_array(r->arch.n_layer, sizeof(*e->none.layers));
     e->live = mem_array(n, sizeof(*e->live));
     e->drawn = mem_array(n, sizeof(*e->drawn));
@@ -128,7 +129,7 @@ struct plan_generation engine_sizes(int64_t n_seq, int64_t longest, int64_t prom
 {
     return (struct plan_generation){.n_seq = n_seq,
                                     .n_tok = MT_MAX(MT_MIN(prompt_tok, PASS_TOK), n_seq),
-                                    .chunk = longest > PASS_TOK ? CHUNK_TOK : 1};
+                                    .chunk = longest > PASS_TOK ? PLAN_CHUNK : 1};
 }
 
 /* The sizes of the plan. */
@@ -140,7 +141,8 @@ static struct engine_options planned(const struct run *r)
                                    .n_tok = s->n_tok,
                                    .chunk = s->chunk,
                                    .cache_tok = r->cache_tok,
-                                   .routing = s->routing};
+                                   .routing = s->routing,
+                                   .keeps = s->keeps};
 }
 
 struct engine *engine_open_planned(struct run *r, struct err *err)
@@ -170,6 +172,7 @@ static void free_loaded(struct engine *e, int adapter)
 {
     struct loaded *l = &e->loaded[adapter - ENGINE_LOADED];
     lora_rows_forget(&e->beside);
+    kept_forget(&e->kept, adapter);
     if (l->used) e->run->dev.ops->free(l->arena.base);
     adapters_free(&l->adapters);
     *l = (struct loaded){.used = false};
@@ -186,6 +189,7 @@ void engine_close(struct engine *e)
     for (int i = ENGINE_LOADED; i < e->n_adapter; i++) free_loaded(e, i);
     mem_free(e->loaded);
     lora_rows_free(&e->beside);
+    kept_close(&e->kept);
     cache_close(&e->cache);
     arena_release(&e->run->dev.work, e->mark);
     void *const all[] = {e->none.layers, e->live, e->drawn,  e->rows,  e->tok,    e->pos,    e->cu,
@@ -362,7 +366,8 @@ static void drop_sequence(struct engine *e, const struct request *q, int seq)
 static void end_live(struct engine *e, int64_t i)
 {
     struct live l = e->live[i];
-    drop_sequence(e, l.r, l.seq);
+    kept_end(&e->kept, l.seq, &l.answer);
+    count_sequence(e, l.r, -1);
     e->n_live--;
     memmove(e->live + i, e->live + i + 1, (size_t)(e->n_live - i) * sizeof(*e->live));
     l.r->n_ended++;
@@ -414,13 +419,14 @@ static bool begin_request(struct engine *e, struct request *q)
 {
     const bool alone = q->rules.q.n == 1 || e->opt.n_seq == 1;
     const int64_t len = alone ? len_of(q) : MT_MAX(prefill_of(q), 1);
-    const int seq = cache_take(&e->cache, len);
+    const int seq = kept_take(&e->kept, &q->rules, len);
     if (seq < 0) return false;
-    if (!alone && !cache_fork_fits(&e->cache, prefill_of(q), len_of(q))) {
+    if (!alone && !kept_fork_fits(&e->kept, prefill_of(q), len_of(q))) {
         cache_drop(&e->cache, seq);
         return false;
     }
     q->shared = seq;
+    e->stats.cached_tok += q->rules.n_cached = cache_len(&e->cache, seq);
     count_sequence(e, q, 1);
     e->stats.prompt_tok += q->rules.q.n_ids;
     return true;
@@ -437,11 +443,11 @@ static int sequence_for(struct engine *e, struct request *q)
     const bool last = q->n_begun + 1 == q->rules.q.n || e->opt.n_seq == 1;
     int seq = q->shared;
     if (!last) {
-        seq = cache_fork(&e->cache, &e->run->dev, q->shared, len_of(q));
+        seq = kept_fork(&e->kept, q->shared, len_of(q));
         if (seq >= 0) count_sequence(e, q, 1);
         return seq;
     }
-    if (!cache_extend(&e->cache, seq, len_of(q))) return -1;
+    if (!kept_extend(&e->kept, seq, len_of(q))) return -1;
     q->shared = -1;
     return seq;
 }
@@ -540,6 +546,7 @@ static void push_prompts(struct engine *e, int adapter, bool later)
         const int64_t first = cache_len(&e->cache, q->shared), end = MT_MIN(prefill_of(q), first + most);
         if (first == prefill_of(q) || !first == later || e->n_tok + end - first > e->opt.n_tok) continue;
         push_tokens(e, q, NULL, q->shared, first, end);
+        e->stats.prefilled_tok += end - first;
         push_labels(e, q, first, end);
     }
 }

@@ -33,6 +33,7 @@ struct engine_options {
     int64_t chunk;     /* tokens of a longer prompt in each later pass */
     int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
     bool routing;      /* requests may ask for the experts of their tokens */
+    bool keeps;        /* sequences stay in the cache for requests that begin with their tokens (kept.h) */
     bool apart;        /* groups of expert-parallel ranks have requests of their own */
 };
 
@@ -68,9 +69,10 @@ bool engine_step(struct engine *e);
 
 /* For progress and `plan`. */
 struct engine_stats {
-    int64_t n_waiting, n_running;    /* samples */
-    int64_t prompt_tok, sampled_tok; /* so far; prompts of several samples once */
-    int64_t n_beside;                /* passes with several adapters so far */
+    int64_t n_waiting, n_running;      /* samples */
+    int64_t prompt_tok, sampled_tok;   /* so far; prompts of several samples once */
+    int64_t prefilled_tok, cached_tok; /* of prompts, without their last tokens: computed; found in the cache */
+    int64_t n_beside;                  /* passes with several adapters so far */
     int64_t cache_bytes;
     double used;       /* share of its pages, 0 to 1 */
     double kept_share; /* smallest so far */

@@ -25,6 +25,7 @@ int engine_work_fit(const struct engine_work *w, struct run *r, struct config *c
     cfg->data.seq_len = w->most_len;
     for (int64_t n = MT_MIN(w->n_sample, MOST_SEQS); !fits && n; n /= 2) {
         *s = engine_sizes(n, w->longest, w->prompt_tok);
+        if (w->keeps) plan_keeps(s, w->most_len);
         s->n_top = w->n_top;
         s->routing = w->routing;
         s->n_edit = w->n_edit;

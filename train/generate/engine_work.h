@@ -8,8 +8,8 @@
 struct engine_work {
     int64_t n_sample;
     int64_t longest, most_len, prompt_tok, n_top; /* prompt; prompt and answer; sum of the prompts */
-    bool routing;
-    int64_t n_edit; /* of a request, at most; 0: none changes logits */
+    bool routing, keeps;                          /* keeps: later requests continue sequences in the cache */
+    int64_t n_edit;                               /* of a request, at most; 0: none changes logits */
     double start, told;
 };
 void engine_work_add(struct engine_work *w, const struct sample_request *q);

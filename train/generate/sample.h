@@ -41,9 +41,9 @@ enum sample_end {
 
 /* A sample, as callbacks see it; valid until they return. */
 struct sample {
-    int64_t index;         /* first .. first + n - 1 of its request */
-    const int32_t *prompt; /* [n_prompt] */
-    int64_t n_prompt;
+    int64_t index;               /* first .. first + n - 1 of its request */
+    const int32_t *prompt;       /* [n_prompt] */
+    int64_t n_prompt, n_cached;  /* n_cached: first tokens that were in the cache, after an earlier request */
     const float *prompt_logprob; /* [n_prompt], NaN for the first; NULL: not asked for */
     const int32_t *ids;          /* [n] of the answer; an end token is the last */
     int64_t n;

@@ -219,8 +219,10 @@ int plan_longest(struct plan *p, const struct plan_request *request, struct err 
     struct plan_choice c;
     q.checked = true;
     if (q.train) /* one text at once */
-        q.generation =
-            (struct plan_generation){.n_seq = 1, .n_tok = q.n_tok, .chunk = 1, .routing = q.generation.routing};
+        q.generation = (struct plan_generation){.n_seq = 1,
+                                                .n_tok = q.n_tok,
+                                                .chunk = q.generation.keeps ? q.generation.chunk : 1,
+                                                .routing = q.generation.routing};
     alone.frozen = true;
     if (plan_measure(&m, &p->trainable, &q, &alone, err)) return -1;
     p->eval_alone = plan_memory_peak(&m, p->fixed, false);

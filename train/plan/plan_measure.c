@@ -148,10 +148,17 @@ void plan_request_room(struct plan_request *q)
                                  .host = least_of(par, host < INT64_MAX ? host / n_local : host)};
 }
 
+void plan_keeps(struct plan_generation *g, int64_t len)
+{
+    g->keeps = true;
+    g->chunk = MT_MIN(PLAN_CHUNK, len);
+    g->n_tok = MT_MAX(g->n_tok, g->n_seq + g->chunk);
+}
+
 /* What a run samples at once between its steps, at most. */
 static void plan_online(struct plan_request *q)
 {
-    enum { MOST_SEQS = 256, PASS_TOK = 8192, CHUNK_TOK = 128 };
+    enum { MOST_SEQS = 256, PASS_TOK = 8192 };
     const struct config *c = q->cfg;
     const int64_t rows = c->train.micro_batch * c->train.grad_accum * c->objective.steps_per_generation;
     struct plan_generation *g = &q->generation;
@@ -161,9 +168,8 @@ static void plan_online(struct plan_request *q)
                                   .routing = q->replays,
                                   .cache_tok = 1};
     g->n_tok = MT_MAX(MT_MIN(q->n_tok, PASS_TOK), g->n_seq);
-    /* a later turn has all earlier ones as its prompt */
-    const int64_t later = c->environment.command[0] ? 0 : c->objective.max_completion_length;
-    g->chunk = q->seq_len - later > g->n_tok ? CHUNK_TOK : 1;
+    g->chunk = q->seq_len - c->objective.max_completion_length > g->n_tok ? PLAN_CHUNK : 1;
+    if (c->environment.command[0]) plan_keeps(g, q->seq_len); /* a later turn has all earlier ones as its prompt */
 }
 
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,

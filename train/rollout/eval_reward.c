@@ -13,7 +13,7 @@ struct evaluation {
 /* Sizes of the engine for these prompts. */
 static int fit(struct evaluation *v, const char *adapter, struct err *err)
 {
-    struct engine_work work = {0};
+    struct engine_work work = {.keeps = v->cfg.environment.command[0]};
     struct sample_request q = {.n = 1, .params = v->online.set.params};
     const int64_t n = online_eval_prompts(&v->online);
     q.params.routing = false;

@@ -178,6 +178,8 @@ static int sample(struct online *o, struct round *rounds, struct choice *c, cons
         o->sample_ms += r->sample_ms;
         o->reward_ms += r->reward_ms;
         o->sample_tok += (double)r->n_sampled_tok;
+        o->n_prefilled_tok += r->n_prefilled_tok;
+        o->n_cached_tok += r->n_cached_tok;
     }
     o->n_flat = c->n_flat;
     fill(c, o);
@@ -296,7 +298,7 @@ int online_batch(struct online *o, int64_t step, struct loader_pos pos, bool (*s
     const int64_t first = step / o->set.n_step * o->set.n_step;
     if (o->first == first) return 0;
     o->first = first;
-    o->n_round = o->n_flat = o->n_journal = o->n_lost = o->n_unfit = 0;
+    o->n_round = o->n_flat = o->n_journal = o->n_lost = o->n_unfit = o->n_prefilled_tok = o->n_cached_tok = 0;
     o->sample_ms = o->reward_ms = o->sample_tok = 0;
     const int rc = make_batch(o, pos, step != first, stop, err);
     if (rc) o->first = -1;

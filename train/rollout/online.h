@@ -32,6 +32,7 @@ struct online {
     int64_t n_round, n_flat; /* rounds; groups that were replaced */
     int64_t n_journal, n_lost,
         n_unfit; /* n_journal: samples read from the journal; n_lost, n_unfit: as in struct round */
+    int64_t n_prefilled_tok, n_cached_tok; /* as in struct round */
     double sample_ms, reward_ms,
         sample_tok; /* sample_tok: tokens sampled by all ranks, without those read from the journal */
 };

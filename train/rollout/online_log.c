@@ -65,6 +65,8 @@ void online_log_batch(struct metrics *m, const struct online *o, const struct on
     json_out_f64(&out, "sampling/own_logp_difference/max", p->most);
     json_out_f64(&out, "sampling/other_experts", p->other_experts);
     json_out_f64(&out, "sampling/tok_s", o->sample_tok > 0 ? tok_s : NAN);
+    json_out_i64(&out, "sampling/prefilled_tok", o->n_prefilled_tok);
+    json_out_i64(&out, "sampling/cached_tok", o->n_cached_tok);
     json_out_f64(&out, "sampling/ms", o->sample_ms);
     json_out_f64(&out, "sampling/reward_ms", o->reward_ms);
     metrics_event_close(m, &out);

@@ -256,6 +256,13 @@ static void close_episodes(struct round *r)
     r->episodes = NULL;
 }
 
+static void count_prompts(struct round *r)
+{
+    const struct engine_stats s = engine_stats(r->engine);
+    r->n_prefilled_tok = s.prefilled_tok;
+    r->n_cached_tok = s.cached_tok;
+}
+
 static int sample_own(struct round *r, struct err *err)
 {
     const double start = clock_ms();
@@ -268,6 +275,7 @@ static int sample_own(struct round *r, struct err *err)
         if (is_own(r, i)) rc = take_journal(r, i, err) || ask_for(r, asks, &n_ask, i, err) ? -1 : 0;
     if (!rc) rc = step_all(r, err);
     if (r->episodes) close_episodes(r);
+    if (r->engine) count_prompts(r);
     engine_close(r->engine);
     r->engine = NULL;
     mem_free(asks);
@@ -316,7 +324,7 @@ static void share(struct round *r)
     struct comm *all = r->opt->run->par.all;
     struct text_buf own = {0};
     struct part {
-        int64_t size, n_tok, n_journal, n_lost, n_unfit; /* bytes; as in struct round */
+        int64_t size, n_tok, n_prefilled, n_cached, n_journal, n_lost, n_unfit; /* bytes; as in struct round */
         double ms;
     } mine, *parts = mem_array(all->world, sizeof(*parts));
     int64_t most = 0;
@@ -324,15 +332,19 @@ static void share(struct round *r)
     mine = (struct part){.size = own.size, .ms = r->sample_ms};
     if (leads(r)) {
         mine.n_tok = r->n_sampled_tok;
+        mine.n_prefilled = r->n_prefilled_tok;
+        mine.n_cached = r->n_cached_tok;
         mine.n_journal = r->n_journal;
         mine.n_lost = r->n_lost;
         mine.n_unfit = r->n_unfit;
     }
     comm_host_gather(all, parts, &mine, sizeof(mine));
-    r->n_sampled_tok = r->n_journal = r->n_lost = r->n_unfit = 0;
+    r->n_sampled_tok = r->n_prefilled_tok = r->n_cached_tok = r->n_journal = r->n_lost = r->n_unfit = 0;
     for (int i = 0; i < all->world; i++) {
         most = MT_MAX(most, parts[i].size);
         r->n_sampled_tok += parts[i].n_tok;
+        r->n_prefilled_tok += parts[i].n_prefilled;
+        r->n_cached_tok += parts[i].n_cached;
         r->n_journal += parts[i].n_journal;
         r->n_lost += parts[i].n_lost;
         r->n_unfit += parts[i].n_unfit;

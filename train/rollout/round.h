@@ -42,9 +42,10 @@ struct round {
     const struct round_options *opt;
     struct round_prompt *prompts; /* [n] owned */
     int64_t n;
-    struct round_sample *samples;     /* [n, n_sample] */
-    int64_t n_journal, n_sampled_tok; /* samples from the journal; tokens sampled, by all ranks */
-    int64_t n_lost, n_unfit;          /* as in episodes_counts, summed over ranks */
+    struct round_sample *samples;          /* [n, n_sample] */
+    int64_t n_journal, n_sampled_tok;      /* samples from the journal; tokens sampled, by all ranks */
+    int64_t n_prefilled_tok, n_cached_tok; /* as in struct engine_stats, by all ranks */
+    int64_t n_lost, n_unfit;               /* as in episodes_counts, summed over ranks */
     double sample_ms,
         reward_ms; /* sample_ms: of the slowest rank; reward_ms: waiting for rewards after the last sample */
     struct engine *engine;

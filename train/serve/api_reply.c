@@ -220,14 +220,18 @@ void api_put_finish(struct text_buf *out, const struct job_sample *s, bool calls
 
 void api_put_usage(struct text_buf *out, const struct job *job)
 {
-    int64_t prompt = 0, n = 0;
-    for (int64_t i = 0; i < job->n_prompt; i++) prompt += job->prompts[i].ids.count;
+    int64_t prompt, cached, n = 0;
+    job_prompt_tokens(job, &prompt, &cached);
     for (int64_t i = 0; i < job->n_prompt * job->q.n; i++) n += job->samples[i].n;
     text_put_key(out, "usage");
     text_put(out, "{");
     api_put_i64(out, "prompt_tokens", prompt);
     api_put_i64(out, "completion_tokens", n);
     api_put_i64(out, "total_tokens", prompt + n);
+    text_put_key(out, "prompt_tokens_details");
+    text_put(out, "{");
+    api_put_i64(out, "cached_tokens", cached);
+    text_put(out, "}");
     text_put(out, "}");
 }
 

@@ -128,6 +128,15 @@ void job_leave(struct jobs *j, struct job *job)
     jobs_unlock(j);
 }
 
+void job_prompt_tokens(const struct job *job, int64_t *n_tok, int64_t *n_cached)
+{
+    *n_tok = *n_cached = 0;
+    for (int64_t i = 0; i < job->n_prompt; i++) {
+        *n_tok += job->prompts[i].ids.count;
+        *n_cached += job->samples[i * job->q.n].n_cached;
+    }
+}
+
 /* ---- callbacks, in the engine's thread ---- */
 
 static void copy_sample(struct job_sample *to, const struct sample *s, int64_t n_top)
@@ -149,6 +158,7 @@ static void copy_sample(struct job_sample *to, const struct sample *s, int64_t n
         }
     }
     to->n = s->n;
+    to->n_cached = s->n_cached;
     if (s->text_size > to->text.size) text_put_bytes(&to->text, s->text + to->text.size, s->text_size - to->text.size);
     to->end = s->end;
 }
@@ -254,16 +264,18 @@ static void begin(struct jobs *j, struct job *job)
 static void tell(const struct job *job)
 {
     const int64_t n_answer = job->n_prompt * job->q.n;
-    int64_t prompt = 0, n = 0;
+    int64_t prompt, cached, n = 0;
     const double now = clock_ms(), begun = job->begun ? job->begun : now, first = job->first ? job->first : now;
-    for (int64_t i = 0; i < job->n_prompt; i++) prompt += job->prompts[i].ids.count;
+    job_prompt_tokens(job, &prompt, &cached);
     for (int64_t i = 0; i < n_answer; i++) n += job->samples[i].n;
-    log_info("%s: %lld prompt tokens, %lld tokens in %lld answer%s, waited %.3f s, first token %.3f s, total %.3f s%s",
-             job->model->name, (long long)prompt, (long long)n, (long long)n_answer, str_plural(n_answer),
-             (begun - job->added) / 1e3, (first - job->added) / 1e3, (now - job->added) / 1e3,
-             job->status      ? ", failed"
-             : job->cancelled ? ", cancelled"
-                              : "");
+    log_info(
+        "%s: %lld prompt tokens (%lld in the cache), %lld tokens in %lld answer%s, waited %.3f s, first token %.3f "
+        "s, total %.3f s%s",
+        job->model->name, (long long)prompt, (long long)cached, (long long)n, (long long)n_answer, str_plural(n_answer),
+        (begun - job->added) / 1e3, (first - job->added) / 1e3, (now - job->added) / 1e3,
+        job->status      ? ", failed"
+        : job->cancelled ? ", cancelled"
+                         : "");
 }
 
 /* Marks jobs that have ended, and frees jobs that their connections have left. */

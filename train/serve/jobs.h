@@ -19,7 +19,7 @@ struct job_sample {
     struct text_buf text;
     int32_t *ids, *top_id;
     float *logprob, *top_logprob, *prompt_logprob;
-    int64_t n, cap;
+    int64_t n, cap, n_cached; /* n_cached: of the prompt's tokens, found in the cache */
     enum sample_end end;
     char *stop; /* stop string that ended it */
 };
@@ -56,6 +56,9 @@ struct job {
     bool cancelled;
     struct job *next;
 };
+
+/* Tokens of its prompts, and those of them that were found in the cache. */
+void job_prompt_tokens(const struct job *job, int64_t *n_tok, int64_t *n_cached);
 
 struct jobs_options {
     int64_t max_jobs;  /* that wait or run */

@@ -68,6 +68,7 @@ static int size_engine(struct serve *s, struct err *err)
     bool fits = false;
     for (int64_t n = s->o->sequences; !fits && n; n /= 2) {
         r->generation = engine_sizes(n, s->cfg->data.seq_len, s->cfg->data.seq_len);
+        plan_keeps(&r->generation, s->cfg->data.seq_len);
         r->generation.n_top = MAX_TOP;
         r->generation.n_edit = SAMPLE_EDITS;
         const struct plan_request q = run_plan_request(r, NULL, PLAN_GENERATE);

@@ -15,7 +15,7 @@
  * different kernels or orders of sums. When the logits of two experts nearly tie, which is frequent in random models,
  * rounding alone changes the choice. The share of tokens and layers with another choice is at most 0.5 %, or twice that
  * of the two forwards. */
-#include "train/generate/check_sampler.h"
+#include "train/bench/check_sampler.h"
 
 #include <math.h>
 #include <string.h>
