@@ -67,7 +67,7 @@ struct model_options {
     struct ep_options ep; /* n_tok 0 when par->ep has one rank */
     struct distill distill;
     struct preference preference;      /* of objective_preference; scales and baseline are those of a pass */
-    struct policy policy;              /* of objective_policy; entropy_scale: the coefficient, entropy_from unset */
+    struct policy policy;              /* of objective_policy; entropy_scale: the coefficient; entropy_from: not set */
     const struct objective *objective; /* NULL: objective_sft */
     bool has_reference;                /* the objective calls model_reference */
     struct adapters *reference; /* the reference's adapters, from adapters_plan; the model takes them over. NULL: the
@@ -87,11 +87,11 @@ struct model_batch {
     const int32_t *topk_id;                 /* [n_label, distill.n_top], of DISTILL_ROWS (struct teacher) */
     const float *topk_logprob;
     const int32_t *prefix;                   /* [n_seq] of struct seqs; NULL: none */
-    int64_t n_answer;                        /* of objective_preference: */
+    int64_t n_answer;                        /* of objective_preference and objective_policy: */
     const int32_t *answer_cu, *answer_first; /* [n_answer+1], [n_answer] (struct answers) */
     const int32_t *good;                     /* [n_answer] KTO's labels; or NULL */
     const double *reference;  /* [n_answer, 2] log-probabilities that model_read_reference gave; or NULL */
-    const double *row_values; /* [n_answer, POLICY_VALUES], of objective_policy, as the next: */
+    const double *row_values; /* [n_answer, POLICY_VALUES]; this and the next three: objective_policy */
     const float *old_nll, *reference_nll, *is_weight; /* [n_label] struct policy_tokens; or NULL */
 };
 

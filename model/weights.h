@@ -108,7 +108,7 @@ struct weights {
     struct fp8_layer *fp8;             /* [L] host; NULL without FP8 products */
     int64_t n_layer;                   /* of fp8 */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; all other weights */
-    struct host_ring host; /* packed experts of weights_options.host_layers; its places are in dev->weights */
+    struct host_ring host; /* packed experts of weights_options.host_layers; the ring's places are in dev->weights */
     int64_t packed_bytes;  /* the most that one layer's experts take on the device, if they are packed */
     int64_t n_decoded, decoded_bytes; /* layers whose experts are decoded; their bytes minus their packed bytes */
     char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */

@@ -29,7 +29,8 @@ bool chat_template_has_generation(const struct chat_template *t); /* the templat
 bool chat_template_is_deepseek(const struct chat_template *t);    /* false: NULL */
 const char *chat_template_eos(const struct chat_template *t);     /* eos_token, or NULL */
 const char *chat_template_text(const struct chat_template *t);    /* the text for rows without tools; NULL: none */
-/* The text if transformers does not find it in the checkpoint (from `file` or chat_template.json); otherwise NULL. */
+/* The template's text if it is from `file` or chat_template.json, where transformers does not find it; otherwise
+ * NULL. */
 const char *chat_template_foreign(const struct chat_template *t);
 /* Adds another token that ends generation: the checkpoint lists it in eos_token_id. eos_token itself is ignored. */
 void chat_template_add_stop(struct chat_template *t, const char *token, int64_t size);

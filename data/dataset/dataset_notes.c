@@ -65,7 +65,7 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     }
 }
 
-/* Tells how the last answers of texts end, if the chat template writes no token after them. */
+/* Logs how the last answers of texts end, if the chat template writes no token after them. */
 static void tell_turn_ends(const struct dataset *ds, const char *files, const struct dataset_options *opt)
 {
     int64_t user_size = 0, tool_size = 0;

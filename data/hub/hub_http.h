@@ -26,7 +26,7 @@ int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *fi
  * bytes of files[i], length and header; mem_free it. A server without ranges is stopped after the header. */
 int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, char **text,
                      int64_t *size, struct err *err) MT_CHECK;
-/* Total milliseconds for a small answer, even when bytes keep arriving. */
+/* Time limit of a small answer in milliseconds; it holds even while bytes arrive. */
 extern int64_t hub_http_limit_ms;
 const char *hub_http_library(char name[64]); /* hub_curl_version */
 

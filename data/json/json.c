@@ -106,8 +106,8 @@ static json_t *load_as_python(struct json_doc *doc, const char *text, int64_t si
     return root;
 }
 
-/* "line 2, byte 17: ". `lines` false omits the line: a text of one line is often a row of a file, and `name` has its
- * line. */
+/* Writes "line 2, byte 17: ". `lines` false omits the line: a text of one line is often a row of a file, and `name` has
+ * its line. */
 static const char *place_of(char text[64], const json_error_t *e, int64_t mark, bool lines)
 {
     int n = lines ? snprintf(text, 64, "line %d%s", e->line, e->position < 0 ? ": " : ", ") : 0;

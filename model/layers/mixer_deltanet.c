@@ -161,7 +161,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     output(b, s, y);
 }
 
-/* The last inputs of the convolution; the state of the delta rule. */
+/* Decoding keeps the last inputs of the convolution, and the state of the delta rule. */
 enum { TAIL, STATE };
 static struct cache_need cache(const struct arch *a, int64_t layer)
 {

@@ -193,8 +193,8 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     arena_release(&dev->work, mark);
 }
 
-/* The latent, as products with kv_b read it, and the rotated key. The cache keeps the rotated columns in the order of
- * the projection, while q | k | v has them in another order (struct mla_shape). */
+/* Decoding keeps the latent, as products with kv_b read it, and the rotated key. The cache has the rotated columns in
+ * the order of the projection, while q | k | v has them in another order (struct mla_shape). */
 static struct cache_need cache(const struct arch *a, int64_t layer)
 {
     return (struct cache_need){.rows = {{.cols = kv_cols(a), .window = arch_attn(a, layer)->window, .ratio = 1}}};
