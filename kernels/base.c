@@ -234,6 +234,7 @@ char *mem_strdup(const char *s) { return mem_strndup(s, (int64_t)strlen(s)); }
 void mem_free(void *p) { free(p); }
 
 double f64_unsigned_nan(double v) { return isnan(v) ? (double)NAN : v; }
+double f64_for_4f(double v) { return fabs(v) < 5e-5 ? 0 : f64_unsigned_nan(v); }
 
 bool i64_mul(int64_t a, int64_t b, int64_t *out) { return a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, out); }
 

@@ -75,6 +75,7 @@ void mem_free(void *p);
 
 /* v with the sign of a NaN cleared: printf prints "-nan" for a negative one. */
 double f64_unsigned_nan(double v);
+double f64_for_4f(double v); /* the same for %.4f, also without the sign of what rounds to 0 */
 /* a * b (or a + b) in *out; false when it does not fit or an operand is negative. */
 bool i64_mul(int64_t a, int64_t b, int64_t *out);
 bool i64_add(int64_t a, int64_t b, int64_t *out);

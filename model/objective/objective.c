@@ -15,7 +15,7 @@ void objective_put(struct objective_means *e, const char *name, const char *line
 char *objective_text(char text[64], const struct objective_mean *e)
 {
     *text = 0;
-    if (!e->line) return text;
+    if (!e->line || isnan(e->mean)) return text; /* KTO: rows of one label have no margin */
     const int n = snprintf(text, 64, "%s ", e->line);
     snprintf(text + n, (size_t)(64 - n), e->format, e->mean);
     return text;

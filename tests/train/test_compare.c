@@ -213,6 +213,47 @@ static void best_by_accuracy(void **state)
     mem_free(text);
 }
 
+/* Runs of online RL: the last batches, and held-out rewards on the data of the last evaluation. Their plots and columns
+ * are not there without such a run. */
+static void rewards(void **state)
+{
+    (void)state;
+    const char *scratch = scratch_dir(), *dirs[2];
+    char html_path[MT_PATH];
+    struct err err;
+    int64_t size;
+    for (int i = 0; i < 2; i++) {
+        char file[MT_PATH + 16];
+        dirs[i] = make_run(scratch, i ? "rl" : "sft", 2, "[optim]\nlr = 1e-4\n");
+        snprintf(file, sizeof(file), "%s/metrics.jsonl", dirs[i]);
+        FILE *f = i ? fopen(file, "w") : NULL;
+        for (int step = 1; f && step <= 12; step++)
+            fprintf(f, "{\"event\":\"rollouts\",\"step\":%d,\"reward\":%g}\n", step, step < 3 ? -9.0 : step / 4.0);
+        for (int step = 0; f && step <= 6; step += 2)
+            fprintf(f, "{\"event\":\"eval\",\"step\":%d,\"eval_reward\":%g,\"held_out\":\"%s\"}\n", step,
+                    step ? 0.5 - step / 16.0 : 0.75, step ? "bb" : "aa");
+        if (f) assert_int_equal(fclose(f), 0);
+    }
+    snprintf(html_path, sizeof(html_path), "%s/compare.html", scratch);
+    char *text = compared(scratch, dirs, 2, html_path), *html = file_read(html_path, 1 << 20, &size, &err);
+    assert_non_null(html);
+    assert_non_null(
+        strstr(text, "reward, last 10 batches  held-out reward first  best reward (at)  held-out reward last"));
+    assert_non_null(strstr(text, " 1.8750                 0.3750        0.3750 (2)                0.1250"));
+    assert_non_null(strstr(html, "<h2>Held-out reward</h2>"));
+    assert_non_null(strstr(html, "<h2>Reward of the training batches</h2>"));
+    mem_free(text);
+    mem_free(html);
+    const char *both[] = {dirs[0], make_run(scratch, "other", 2, NULL)};
+    text = compared(scratch, both, 2, html_path);
+    html = file_read(html_path, 1 << 20, &size, &err);
+    assert_non_null(html);
+    assert_null(strstr(text, "reward"));
+    assert_null(strstr(html, "eward"));
+    mem_free(text);
+    mem_free(html);
+}
+
 int test_compare(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings),
@@ -220,6 +261,7 @@ int test_compare(void)
                                        cmocka_unit_test(other_losses),
                                        cmocka_unit_test(what_is_missing),
                                        cmocka_unit_test(page_replaces_only_files),
-                                       cmocka_unit_test(best_by_accuracy)};
+                                       cmocka_unit_test(best_by_accuracy),
+                                       cmocka_unit_test(rewards)};
     return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
 }

@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/file/file.h"
 #include "data/json/json.h"
 #include "tests/process.h"
+#include "train/config/config.h"
 
 /* Rows of fixtures/preference in a run of the parity case. */
 static const char *config_of(const char *objective, const char *more)
@@ -78,6 +80,36 @@ static void a_new_adapter_is_the_reference(void **state)
     assert_null(strstr(said.err, "first step: "));
     assert_says(said.out, "margin ");
     assert_says(said.out, "right ");
+}
+
+/* The automatic rates of supervised fine-tuning, preferences and online RL. */
+static void default_rates(void **state)
+{
+    (void)state;
+    struct config *c = test_malloc(sizeof(*c));
+    config_defaults(c);
+    for (c->objective.kind = CFG_SFT; c->objective.kind <= CFG_CISPO; c->objective.kind++) {
+        const double rate = c->objective.kind < CFG_DPO ? 2e-4 : c->objective.kind <= CFG_KTO ? 2e-5 : 1e-5;
+        assert_close(config_lr(c), rate, 0);
+    }
+    test_free(c);
+}
+
+/* Held-out rows of one label have no margin: the line has the rest. */
+static void rows_of_one_label(void **state)
+{
+    (void)state;
+    static const char row[] = "{\"prompt\": \"I with tears\", \"completion\": \" do wash the\", \"label\": false}\n";
+    char path[MT_PATH], sets[MT_PATH + 32];
+    struct err err;
+    const char *config = config_of("kind = kto", "");
+    snprintf(path, sizeof(path), "%s/one.jsonl", scratch_dir());
+    if (file_write_atomic(path, row, sizeof(row) - 1, &err)) fail_msg("%s", err.msg);
+    snprintf(sets, sizeof(sets), "data.eval=%s", path);
+    trained("kto", config, "train.steps=1 train.grad_accum=2", sets);
+    assert_says(said.out, "eval at step 0: loss 0.5000  kl 0  perplexity");
+    assert_says(said.out, "eval at step 1: loss ");
+    assert_null(strstr(said.out, "nan"));
 }
 
 /* One step is the same for any division into micro-batches, any recomputation and any number of ranks. */
@@ -301,6 +333,8 @@ int test_preference(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_new_adapter_is_the_reference),
+        cmocka_unit_test(default_rates),
+        cmocka_unit_test(rows_of_one_label),
         cmocka_unit_test(a_step_may_be_divided),
         cmocka_unit_test(answers_share_their_prompt),
         cmocka_unit_test(a_run_continues),

@@ -121,7 +121,7 @@ static const struct option options[] = {
     ROW(quant, targets, MATH, "experts", "experts|all", "experts, or attention and dense layers too"),
     ROW(quant, amax, MATH, "current", "current|static", "scales of weights: current, or those of quant.start"),
     ROW(optim, kind, MATH, "adamw", "adamw|adamw8", "adamw8: moments in 8 bits, 2 bytes a parameter, not 8"),
-    ROW(optim, lr, NEXT, "auto", "auto|[0, 1]", "peak learning rate; auto: 2e-4, RL 1e-5"),
+    ROW(optim, lr, NEXT, "auto", "auto|[0, 1]", "peak learning rate; auto: 2e-4, preferences 2e-5, RL 1e-5"),
     ROW(optim, lr_ratio_b, NEXT, "1", "[1e-3, 1e3]", "learning rate of B over that of A: LoRA+ uses 16"),
     ROW(optim, schedule, NEXT, "cosine", SCHEDULES, "learning rate after warm-up"),
     ROW(optim, warmup_steps, NEXT, "0", "[0, 1e9]", "steps of linear warm-up; 0: by warmup_ratio"),

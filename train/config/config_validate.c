@@ -171,8 +171,8 @@ void config_without_data(struct config *c)
 
 double config_lr(const struct config *c)
 {
-    const bool policy = c->objective.kind >= CFG_GRPO;
-    return c->optim.lr < 0 ? (policy ? 1e-5 : 2e-4) : c->optim.lr;
+    if (c->optim.lr >= 0) return c->optim.lr;
+    return c->objective.kind == CFG_SFT ? 2e-4 : c->objective.kind < CFG_GRPO ? 2e-5 : 1e-5;
 }
 
 bool config_is_online(const struct config *c)

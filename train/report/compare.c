@@ -1,4 +1,4 @@
-/* compare.c - compares runs: results, settings that differ, overlaid loss curves. */
+/* compare.c - compares runs: results, settings that differ, overlaid curves of losses and rewards. */
 #include "train/report/compare.h"
 
 #include <math.h>
@@ -17,17 +17,78 @@ struct compared {
     char *settings; /* config_dump; NULL: config.ini is missing or cannot be read */
 };
 
-enum { STEPS, TOKENS, TRAIN, FIRST, BEST, LAST, SPEED, TIME, MEMORY, RIGHT, N_COLUMNS };
-static const char *const column_names[N_COLUMNS] = {"steps",     "tokens",        "smoothed loss", "held-out first",
-                                                    "best (at)", "held-out last", "tok/s",         "time",
-                                                    "memory",    "pairs right"};
+/* A column is shown if a run has a value in it. BATCHES, which a name has too: rewards of single batches vary much. */
+enum {
+    STEPS,
+    TOKENS,
+    TRAIN,
+    FIRST,
+    BEST,
+    LAST,
+    REWARD,
+    R_FIRST,
+    R_BEST,
+    R_LAST,
+    SPEED,
+    TIME,
+    MEMORY,
+    RIGHT,
+    N_COLUMNS
+};
+enum { BATCHES = 10 };
+static const char *const column_names[N_COLUMNS] = {[STEPS] = "steps",
+                                                    [TOKENS] = "tokens",
+                                                    [TRAIN] = "smoothed loss",
+                                                    [FIRST] = "held-out first",
+                                                    [BEST] = "best (at)",
+                                                    [LAST] = "held-out last",
+                                                    [REWARD] = "reward, last 10 batches",
+                                                    [R_FIRST] = "held-out reward first",
+                                                    [R_BEST] = "best reward (at)",
+                                                    [R_LAST] = "held-out reward last",
+                                                    [SPEED] = "tok/s",
+                                                    [TIME] = "time",
+                                                    [MEMORY] = "memory",
+                                                    [RIGHT] = "pairs right"};
 
-static void loss_text(char text[32], double loss)
+static void value_text(char text[64], double value)
 {
-    if (isfinite(loss))
-        snprintf(text, 32, "%.4f", loss);
+    if (isfinite(value))
+        snprintf(text, 64, "%.4f", f64_for_4f(value));
     else
-        snprintf(text, 32, "-");
+        snprintf(text, 64, "-");
+}
+
+/* The value of an evaluation with its step; i < 0: none. */
+static void best_text(char text[64], const struct series *value, const struct series *step, int64_t i)
+{
+    char at[32];
+    value_text(text, i < 0 ? NAN : value->v[i]);
+    if (i >= 0) snprintf(text + strlen(text), 64 - strlen(text), " (%s)", svg_number(at, step->v[i]));
+}
+
+/* Columns of losses. */
+static void losses_of(const struct history *h, char cells[N_COLUMNS][64])
+{
+    const int64_t n_eval = h->eval_loss.n;
+    value_text(cells[TRAIN], series_last(&h->smooth));
+    value_text(cells[FIRST], n_eval ? h->eval_loss.v[h->first_eval] : NAN);
+    best_text(cells[BEST], &h->eval_loss, &h->eval_step, history_best(h));
+    value_text(cells[LAST], n_eval ? h->eval_loss.v[n_eval - 1] : NAN);
+}
+
+/* Columns of online RL. */
+static void rewards_of(const struct history_rollouts *h, char cells[N_COLUMNS][64])
+{
+    double sum = 0, n = 0;
+    for (int64_t i = MT_MAX(h->reward.n - BATCHES, 0); i < h->reward.n; i++) {
+        sum += isfinite(h->reward.v[i]) ? h->reward.v[i] : 0;
+        n += isfinite(h->reward.v[i]);
+    }
+    value_text(cells[REWARD], n > 0 ? sum / n : NAN);
+    value_text(cells[R_FIRST], h->eval_reward.n ? h->eval_reward.v[h->first_eval] : NAN);
+    best_text(cells[R_BEST], &h->eval_reward, &h->eval_step, history_rollouts_best(h));
+    value_text(cells[R_LAST], series_last(&h->eval_reward));
 }
 
 /* A run's row of the table. */
@@ -35,18 +96,14 @@ static void results(const struct history *h, char cells[N_COLUMNS][64])
 {
     char a[32], b[32];
     const double done = h->step.n ? h->step.v[h->step.n - 1] : 0;
-    const int64_t best = history_best(h), n_eval = h->eval_loss.n;
     if ((double)h->start.total_steps > done)
         snprintf(cells[STEPS], 64, "%s / %s%s", svg_number(a, done), svg_number(b, (double)h->start.total_steps),
                  h->n_worse ? ", stopped early" : "");
     else
         snprintf(cells[STEPS], 64, "%s", svg_number(a, done));
     snprintf(cells[TOKENS], 64, "%s", str_count(a, (int64_t)fmin(h->tokens, 9e18)));
-    loss_text(cells[TRAIN], series_last(&h->smooth));
-    loss_text(cells[FIRST], n_eval ? h->eval_loss.v[h->first_eval] : NAN);
-    snprintf(cells[BEST], 64, "-");
-    if (best >= 0) snprintf(cells[BEST], 64, "%.4f (%s)", h->eval_loss.v[best], svg_number(a, h->eval_step.v[best]));
-    loss_text(cells[LAST], n_eval ? h->eval_loss.v[n_eval - 1] : NAN);
+    losses_of(h, cells);
+    rewards_of(&h->rollouts, cells);
     snprintf(cells[SPEED], 64, "%s", svg_number(a, h->train_ms > 0 ? round(h->tokens / h->train_ms * 1e3) : 0));
     snprintf(cells[TIME], 64, "%s", str_seconds(a, h->train_ms / 1e3));
     snprintf(cells[MEMORY], 64, "%s", str_bytes(a, (int64_t)fmin(h->mem_bytes, 9e18)));
@@ -135,33 +192,40 @@ static int read_run(struct compared *run, const char *dir, struct err *err)
     return 0;
 }
 
-/* The number of columns. The last column, the share of held-out pairs whose chosen answer has the higher reward, is
- * printed only if a run has preferences. */
-static int columns_of(const struct compared *runs, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (isfinite(series_last(&runs[i].history.eval_right))) return N_COLUMNS;
-    return N_COLUMNS - 1;
-}
-
 /* ---- for the terminal ---- */
+
+struct table {
+    char cells[COMPARE_RUNS][N_COLUMNS][64];
+    bool shown[N_COLUMNS];
+};
+
+static void fill(struct table *t, const struct compared *runs, int n)
+{
+    *t = (struct table){.shown = {false}};
+    for (int i = 0; i < n; i++) {
+        results(&runs[i].history, t->cells[i]);
+        for (int c = 0; c < N_COLUMNS; c++) t->shown[c] |= strcmp(t->cells[i][c], "-") != 0;
+    }
+}
 
 static void print_results(const struct compared *runs, int n, FILE *out)
 {
-    char cells[COMPARE_RUNS][N_COLUMNS][64], stop[80];
-    const int n_columns = columns_of(runs, n);
+    struct table t;
+    char stop[80];
     int name = 3, width[N_COLUMNS];
-    for (int c = 0; c < n_columns; c++) width[c] = (int)strlen(column_names[c]);
-    for (int i = 0; i < n; i++) {
-        results(&runs[i].history, cells[i]);
-        name = MT_MAX(name, (int)strlen(runs[i].label));
-        for (int c = 0; c < n_columns; c++) width[c] = MT_MAX(width[c], (int)strlen(cells[i][c]));
+    fill(&t, runs, n);
+    for (int i = 0; i < n; i++) name = MT_MAX(name, (int)strlen(runs[i].label));
+    for (int c = 0; c < N_COLUMNS; c++) {
+        width[c] = (int)strlen(column_names[c]);
+        for (int i = 0; i < n; i++) width[c] = MT_MAX(width[c], (int)strlen(t.cells[i][c]));
     }
     fprintf(out, "%-*s", name, "run");
-    for (int c = 0; c < n_columns; c++) fprintf(out, "  %*s", width[c], column_names[c]);
+    for (int c = 0; c < N_COLUMNS; c++)
+        if (t.shown[c]) fprintf(out, "  %*s", width[c], column_names[c]);
     for (int i = 0; i < n; i++) {
         fprintf(out, "\n%-*s", name, runs[i].label);
-        for (int c = 0; c < n_columns; c++) fprintf(out, "  %*s", width[c], cells[i][c]);
+        for (int c = 0; c < N_COLUMNS; c++)
+            if (t.shown[c]) fprintf(out, "  %*s", width[c], t.cells[i][c]);
     }
     fprintf(out, "\n");
     for (int i = 0; i < n; i++)
@@ -191,7 +255,7 @@ static int other_held_out(const struct compared *runs, int n)
     return 0;
 }
 
-#define OTHER_HELD_OUT "held-out data differ: these losses do not compare"
+#define OTHER_HELD_OUT "held-out data differ: held-out losses and rewards do not compare"
 
 /* A section of a run's settings, from its name on, with *n characters. *n is 0 if the section contains the line
  * `unused`: then the section has no effect. */
@@ -234,24 +298,47 @@ static int other_loss(const struct compared *runs, int n)
 static const char *const line_css[COMPARE_RUNS] = {"a", "b", "c2", "c3", "c4", "c5", "c6", "c7"};
 static const char *const key_css[COMPARE_RUNS] = {"ka", "kb", "k2", "k3", "k4", "k5", "k6", "k7"};
 
-static void write_plot(FILE *out, const struct compared *runs, int n, bool held_out)
+static const char *unit_of_losses(const struct compared *runs, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (history_has_preferences(&runs[i].history) || runs[i].history.rollouts.step.n)
+            return "loss of the objective";
+    return "nats per token";
+}
+
+/* The plots, in the order of the page. */
+enum { HELD_OUT, TRAINING, HELD_OUT_REWARD, TRAINING_REWARD, N_PLOTS };
+static const char *const plot_names[N_PLOTS] = {"Held-out loss", "Training loss, smoothed", "Held-out reward",
+                                                "Reward of the training batches"};
+
+static struct svg_line line_of(const struct history *h, int plot, const char *css)
+{
+    const struct history_rollouts *r = &h->rollouts;
+    const struct series *const x[] = {&h->eval_step, &h->step, &r->eval_step, &r->step}, *const y[] = {&h->eval_loss,
+                                                                                                       &h->smooth,
+                                                                                                       &r->eval_reward,
+                                                                                                       &r->reward};
+    const int64_t first = plot == HELD_OUT ? h->first_eval : plot == HELD_OUT_REWARD ? r->first_eval : 0;
+    const bool dots = plot == HELD_OUT || plot == HELD_OUT_REWARD;
+    return (struct svg_line){css, x[plot]->v + first, y[plot]->v + first, y[plot]->n - first, dots};
+}
+
+/* Plots of rewards are left out if no run has any. */
+static void write_plot(FILE *out, const struct compared *runs, int n, int plot)
 {
     static const struct {
         const char *css;
         int width, height;
     } sizes[] = {{"wide", 1120, 380}, {"narrow", 360, 260}};
-    fprintf(out, "<h2>%s</h2>\n", held_out ? "Held-out loss" : "Training loss, smoothed");
-    const char *unit = "nats per token";
-    for (int i = 0; i < n; i++)
-        if (history_has_preferences(&runs[i].history)) unit = "loss of the objective";
+    const bool rewards = plot >= HELD_OUT_REWARD;
+    int64_t points = 0;
+    for (int i = 0; i < n; i++) points += line_of(&runs[i].history, plot, NULL).n;
+    if (rewards && !points) return;
+    fprintf(out, "<h2>%s</h2>\n", plot_names[plot]);
     for (int k = 0; k < MT_LEN(sizes); k++) {
-        struct svg_plot p = {"step", unit, sizes[k].width, sizes[k].height, .n_lines = n};
-        for (int i = 0; i < n; i++) {
-            const struct history *h = &runs[i].history;
-            const struct series *x = held_out ? &h->eval_step : &h->step, *y = held_out ? &h->eval_loss : &h->smooth;
-            const int64_t first = held_out ? h->first_eval : 0;
-            p.lines[i] = (struct svg_line){line_css[i], x->v + first, y->v + first, y->n - first, held_out};
-        }
+        struct svg_plot p = {"step", rewards ? "mean" : unit_of_losses(runs, n), sizes[k].width, sizes[k].height,
+                             .n_lines = n};
+        for (int i = 0; i < n; i++) p.lines[i] = line_of(&runs[i].history, plot, line_css[i]);
         fprintf(out, "<div class=\"%s\">\n", sizes[k].css);
         svg_plot(out, &p);
         fputs("</div>\n", out);
@@ -260,16 +347,18 @@ static void write_plot(FILE *out, const struct compared *runs, int n, bool held_
 
 static void write_results(FILE *out, const struct compared *runs, int n)
 {
-    const int n_columns = columns_of(runs, n);
-    char cells[N_COLUMNS][64], stop[80];
+    struct table t;
+    char stop[80];
+    fill(&t, runs, n);
     fputs("<div class=\"table\"><table><tr><th>run", out);
-    for (int c = 0; c < n_columns; c++) fprintf(out, "<th>%s", column_names[c]);
+    for (int c = 0; c < N_COLUMNS; c++)
+        if (t.shown[c]) fprintf(out, "<th>%s", column_names[c]);
     for (int i = 0; i < n; i++) {
-        results(&runs[i].history, cells);
         fprintf(out, "</tr>\n<tr><td><span class=\"key %s\">", key_css[i]);
         svg_text(out, runs[i].label);
         fputs("</span>", out);
-        for (int c = 0; c < n_columns; c++) fprintf(out, "<td>%s", cells[c]);
+        for (int c = 0; c < N_COLUMNS; c++)
+            if (t.shown[c]) fprintf(out, "<td>%s", t.cells[i][c]);
     }
     fputs("</tr>\n</table></div>\n", out);
     if (other_held_out(runs, n)) fputs("<p class=\"sub\">" OTHER_HELD_OUT "</p>\n", out);
@@ -309,8 +398,7 @@ static int write_page(const char *path, const struct compared *runs, int n, stru
     snprintf(title, sizeof(title), "moetrain: %d runs", n);
     html_begin(out, title);
     write_results(out, runs, n);
-    write_plot(out, runs, n, true);
-    write_plot(out, runs, n, false);
+    for (int plot = 0; plot < N_PLOTS; plot++) write_plot(out, runs, n, plot);
     write_settings(out, runs, n);
     html_end(out);
     MT_REQUIRE(!fclose(out), "out of memory for the page");

@@ -79,6 +79,28 @@ static int add_sample(struct history *h, struct json event, double step, struct 
     return 0;
 }
 
+static void add_eval(struct history *h, struct json event, double step)
+{
+    char held_out[sizeof(h->held_out)];
+    copy_text(held_out, sizeof(held_out), event, "held_out");
+    if (strcmp(held_out, h->held_out)) {
+        h->first_eval = h->eval_step.n;
+        h->rollouts.first_eval = h->rollouts.eval_step.n;
+    }
+    memcpy(h->held_out, held_out, sizeof(held_out));
+    h->eval_ms += or_zero(number(event, "ms"));
+    if (history_rollouts_add_eval(&h->rollouts, event, step)) return;
+    series_push(&h->eval_step, step);
+    series_push(&h->eval_loss, number(event, "loss"));
+    series_push(&h->eval_ce, number(event, "ce"));
+    series_push(&h->eval_kl, number(event, "kl"));
+    series_push(&h->eval_margin, number(event, "eval_rewards/margins"));
+    series_push(&h->eval_right, number(event, "eval_rewards/accuracies"));
+    series_push(&h->perplexity, number(event, "perplexity"));
+    series_push(&h->accuracy, number(event, "accuracy"));
+    series_push(&h->eval_tok, number(event, "tokens"));
+}
+
 static int add_event(struct history *h, struct json event, struct err *err)
 {
     const char *kind;
@@ -106,24 +128,7 @@ static int add_event(struct history *h, struct json event, struct err *err)
     }
     if (!strcmp(kind, "stop") && json_opt_i64(event, "evaluations", 0, INT64_MAX, &h->n_worse, NULL)) h->n_worse = 0;
     if (!strcmp(kind, "rollouts")) history_rollouts_add(&h->rollouts, event, step);
-    if (!strcmp(kind, "eval") && history_rollouts_add_eval(&h->rollouts, event, step)) {
-        h->eval_ms += or_zero(number(event, "ms"));
-    } else if (!strcmp(kind, "eval")) {
-        char held_out[sizeof(h->held_out)];
-        copy_text(held_out, sizeof(held_out), event, "held_out");
-        if (strcmp(held_out, h->held_out)) h->first_eval = h->eval_step.n;
-        memcpy(h->held_out, held_out, sizeof(held_out));
-        series_push(&h->eval_step, step);
-        series_push(&h->eval_loss, number(event, "loss"));
-        series_push(&h->eval_ce, number(event, "ce"));
-        series_push(&h->eval_kl, number(event, "kl"));
-        series_push(&h->eval_margin, number(event, "eval_rewards/margins"));
-        series_push(&h->eval_right, number(event, "eval_rewards/accuracies"));
-        series_push(&h->perplexity, number(event, "perplexity"));
-        series_push(&h->accuracy, number(event, "accuracy"));
-        series_push(&h->eval_tok, number(event, "tokens"));
-        h->eval_ms += or_zero(number(event, "ms"));
-    }
+    if (!strcmp(kind, "eval")) add_eval(h, event, step);
     return 0; /* other events are ignored */
 }
 

@@ -24,7 +24,7 @@ struct history {
     struct series ce, kl, eval_ce, eval_kl;               /* parts of the loss of a distillation; NaN in other runs */
     struct series margin, right, eval_margin, eval_right; /* rewards/margins, rewards/accuracies; NaN in other runs */
     struct series eval_step, eval_loss, perplexity, accuracy, eval_tok;
-    int64_t first_eval; /* index of the first evaluation whose held-out data are those of the last evaluation; losses
+    int64_t first_eval; /* index of the first evaluation whose held-out data are those of the last evaluation; results
                            from there on are comparable */
     char held_out[32];  /* hash of these data; "" in files of older versions */
     int64_t n_worse; /* evaluations without a lower loss when eval.patience ended the run; 0: eval.patience did not end

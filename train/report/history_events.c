@@ -194,7 +194,7 @@ bool history_rollouts_add_eval(struct history_rollouts *h, struct json event, do
 int64_t history_rollouts_best(const struct history_rollouts *h)
 {
     int64_t best = -1;
-    for (int64_t i = 0; i < h->eval_reward.n; i++)
+    for (int64_t i = h->first_eval; i < h->eval_reward.n; i++)
         if (isfinite(h->eval_reward.v[i]) && (best < 0 || h->eval_reward.v[i] > h->eval_reward.v[best])) best = i;
     return best;
 }

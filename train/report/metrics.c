@@ -144,11 +144,11 @@ static void draw_step(const struct metrics *m, const struct step_metrics *s)
     const double left = seconds_left(m, s);
     double speed = m->line_ms > 0 ? m->line_tok / m->line_ms * 1e3 : 0;
     snprintf(fields[STEP], 64, "step %*lld/%lld", step_width(s), (long long)s->step, (long long)s->total_steps);
-    snprintf(fields[LOSS], 64, "loss %.4f", s->loss);
+    snprintf(fields[LOSS], 64, "loss %.4f", f64_for_4f(s->loss));
     for (int i = 0; i < OBJECTIVE_LINE; i++) fields[PART + i][0] = 0;
     for (int i = 0, n = 0; i < s->parts.n && n < OBJECTIVE_LINE; i++)
         n += *objective_text(fields[PART + n], &s->parts.of[i]) != 0;
-    snprintf(fields[SMOOTH], 64, "smooth %.4f", s->smooth_loss);
+    snprintf(fields[SMOOTH], 64, "smooth %.4f", f64_for_4f(s->smooth_loss));
     snprintf(fields[GRAD], 64, "grad %#.4g", s->grad_norm);
     snprintf(fields[LR], 64, "lr %.2e", s->lr);
     snprintf(fields[SPEED], 64, "%s tok/s", svg_number(text, round(speed)));
@@ -265,7 +265,7 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
     if (m->run_steps > 0) m->eval_ms += e->ms;
     metrics_end_line(m);
     printf("eval at step %lld: loss %.4f%s  perplexity %.4g  accuracy %.1f%%  (%s token%s%s)\n", (long long)e->step,
-           e->loss, objective_texts(parts, &e->parts, "  "), e->perplexity, 100 * e->accuracy,
+           f64_for_4f(e->loss), objective_texts(parts, &e->parts, "  "), e->perplexity, 100 * e->accuracy,
            svg_number(tokens, (double)e->tokens), str_plural(e->tokens), best_text(e, text));
     fflush(stdout);
 

@@ -36,7 +36,7 @@ static void write_cards(FILE *out, const struct history *h)
     char value[96], note[96], a[32], b[32];
     fputs("<div class=\"cards\">\n", out);
     if (isfinite(series_last(&h->smooth))) {
-        snprintf(value, sizeof(value), "%.4f", series_last(&h->smooth));
+        snprintf(value, sizeof(value), "%.4f", f64_for_4f(series_last(&h->smooth)));
         card(out, "Final train loss", value, "smoothed");
     }
     if (h->eval_loss.n > 0) {
@@ -47,7 +47,7 @@ static void write_cards(FILE *out, const struct history *h)
     }
     const struct history_rollouts *r = &h->rollouts;
     if (r->eval_reward.n > 0) {
-        const double before = r->eval_reward.v[0], after = r->eval_reward.v[r->eval_reward.n - 1];
+        const double before = r->eval_reward.v[r->first_eval], after = r->eval_reward.v[r->eval_reward.n - 1];
         snprintf(value, sizeof(value), "%.3f &rarr; %.3f", before, after);
         snprintf(note, sizeof(note), "mean, temperature 0");
         card(out, "Held-out reward", value, note);

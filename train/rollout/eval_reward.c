@@ -41,8 +41,8 @@ static void print(const struct evaluation *v, const struct online_eval *e, const
 {
     const struct rollout_stats *s = &e->stats;
     struct json_out out = {0};
-    log_info("reward %.4f over %lld prompt%s, %.0f tokens each, %.1f%% cut, in %.1f s", s->reward, (long long)s->n,
-             str_plural(s->n), s->length, 100 * s->cut, e->ms / 1e3);
+    log_info("reward %.4f over %lld prompt%s, %.0f tokens each, %.1f%% cut, in %.1f s", f64_for_4f(s->reward),
+             (long long)s->n, str_plural(s->n), s->length, 100 * s->cut, e->ms / 1e3);
     json_out_open(&out, NULL, '{');
     json_out_str(&out, "event", "eval");
     json_out_str(&out, "adapter", adapter);

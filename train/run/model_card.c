@@ -88,7 +88,7 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
 {
     struct history h;
     struct err err;
-    if (s->step > s->n_nonfinite) fprintf(out, "Training loss, smoothed: %.4f.\n\n", s->smooth_loss);
+    if (s->step > s->n_nonfinite) fprintf(out, "Training loss, smoothed: %.4f.\n\n", f64_for_4f(s->smooth_loss));
     if (history_read(&h, r->cfg->output.dir, &err)) return;
     if (h.eval_loss.n) fprintf(out, "| step | held-out loss | perplexity | next-token accuracy |\n|---|---|---|---|\n");
     for (int64_t i = h.first_eval; i < h.eval_loss.n; i++)

@@ -48,7 +48,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
              quant ? run_quant_text(text, cfg, adapter_dir && qat_is_adapted(&r.model.qat, &r.arch, &r.model.adapters))
                    : "");
     run_evaluate(&r, &e, NULL);
-    log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld token%s in %.1f s", e.loss,
+    log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld token%s in %.1f s", f64_for_4f(e.loss),
              objective_texts(parts, &e.parts, ", "), e.perplexity, 100 * e.accuracy, (long long)e.tokens,
              str_plural(e.tokens), e.ms / 1e3);
     if (!isfinite(e.loss))

@@ -92,15 +92,12 @@ static int64_t usual_len(const struct suit *s)
 
 enum { ENOUGH = 50, MANY_DOCUMENTS = 1000 }; /* ENOUGH: to hold some of them out */
 
-/* Takes the objective from the first row of the data. If it is not sft, the learning rate is a tenth of that of
- * supervised fine-tuning. */
+/* Takes the objective from the first row of the data. */
 static int choose_objective(struct suit *s, struct err *err)
 {
     struct config *c = &s->cfg;
     if (c->data.columns[0] || c->data.format != DATA_AUTO) return 0;
-    if (first_row_objective(&c->objective.kind, s->run.train_files, err)) return err_prefix(err, "data.train");
-    if (c->objective.kind != CFG_SFT && c->optim.lr < 0) c->optim.lr = config_lr(c) / 10;
-    return 0;
+    return first_row_objective(&c->objective.kind, s->run.train_files, err) ? err_prefix(err, "data.train") : 0;
 }
 
 static int open_data(struct suit *s, struct dataset_options *opt, const struct suit_choice *choice, struct err *err)
