@@ -190,6 +190,37 @@ static const char *refused(const struct command *c, void *args, int n, const cha
 #define REFUSED(c, args, ...)                                                                                          \
     refused(c, args, (int)MT_LEN(((const char *const[]){__VA_ARGS__})), (const char *const[]){__VA_ARGS__})
 
+/* -o, --out and --output are one option, whichever of them a command has; help says so. */
+static void test_output_names(void **state)
+{
+    (void)state;
+    struct err err;
+    int n = 0;
+    for (int64_t i = 0; i < n_commands; i++)
+        for (int64_t k = 0; k < commands[i]->n_rows; k++) {
+            const struct cli_row *row = &commands[i]->rows[k];
+            if (!str_in(row->name, cli_output_names, CLI_OUTPUT_NAMES)) continue;
+            n++;
+            for (int j = 0; j < CLI_OUTPUT_NAMES; j++) {
+                char name[16], text[512];
+                char *words[] = {name, "x"};
+                void *args = mem_alloc((int64_t)commands[i]->size);
+                snprintf(name, sizeof(name), "%s", cli_output_names[j]);
+                const int rc = cli_parse(args, commands[i], 2, words, &err); /* arguments may be missing */
+                const char *value = *(const char **)((char *)args + row->offset);
+                if (rc > 0 || !value || strcmp(value, "x") != 0)
+                    fail_msg("%s %s: %s", commands[i]->name, name, err.msg);
+                assert_says(cli_describe(text, row), strcmp(row->name, name) ? name : "; also ");
+                mem_free(args);
+            }
+        }
+    assert_true(n > 5);
+    assert_int_equal(RUN("pairs", "a", "b", "--out", "x", "-o", "y"), 2);
+    assert_says(said.err, "--out is given twice");
+    assert_int_equal(RUN("chat", "--out", "x"), 2);
+    assert_says(said.err, "unknown option --out: it belongs to `moetrain ");
+}
+
 static void test_wrong_values(void **state)
 {
     (void)state;
@@ -486,6 +517,7 @@ int test_cli_table(void)
         cmocka_unit_test(test_overview),
         cmocka_unit_test(test_unknown_options),
         cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_output_names),
         cmocka_unit_test(test_wrong_values),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_rules),

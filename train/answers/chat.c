@@ -262,9 +262,10 @@ static int read_params(struct chat *c, struct err *err)
     if (o->temperature >= 0) p->temperature = o->temperature;
     if (o->top_p >= 0) p->top_p = o->top_p;
     if (o->top_k >= 0) p->top_k = o->top_k;
-    p->max_tokens = o->tokens ? o->tokens : 1; /* for the check */
+    const int64_t tokens = o->tokens || isatty(STDIN_FILENO) ? o->tokens : CHAT_PIPED_TOKENS;
+    p->max_tokens = tokens ? tokens : 1; /* for the check */
     if (sample_params_check(p, err)) return err_prefix(err, "--temperature, --top-p, --top-k");
-    p->max_tokens = o->tokens;
+    p->max_tokens = tokens;
     sample_defaults_tell(p, "sampling");
     return 0;
 }

@@ -4,11 +4,14 @@
 
 #include "train/cli/cli.h"
 
+/* Of an answer, where nobody at a terminal could stop it. */
+enum { CHAT_PIPED_TOKENS = 512 };
+
 struct chat_command_options {
     struct cli_common common;
     struct cli_words adapters; /* DIR or NAME=DIR */
     const char *system;
-    int64_t context, tokens, seed, top_k; /* tokens 0: what the context has room for */
+    int64_t context, tokens, seed, top_k; /* tokens 0: what the context has room for, or CHAT_PIPED_TOKENS */
     double temperature, top_p;            /* these and top_k below 0: generation_config.json */
     bool base;
 };

@@ -203,10 +203,21 @@ struct parse {
     struct err *err;
 };
 
+const char *const cli_output_names[CLI_OUTPUT_NAMES] = {"-o", "--out", "--output"};
+
+static bool is_name(const char *name, const char *text, size_t size)
+{
+    return strlen(name) == size && !strncmp(name, text, size);
+}
+
 static const struct cli_row *find_row(const struct command *c, const char *name, size_t size)
 {
+    bool output = false;
     for (int64_t i = 0; i < c->n_rows; i++)
-        if (strlen(c->rows[i].name) == size && !strncmp(c->rows[i].name, name, size)) return &c->rows[i];
+        if (is_name(c->rows[i].name, name, size)) return &c->rows[i];
+    for (int i = 0; i < CLI_OUTPUT_NAMES; i++) output |= is_name(cli_output_names[i], name, size);
+    for (int64_t i = 0; output && i < c->n_rows; i++)
+        if (str_in(c->rows[i].name, cli_output_names, CLI_OUTPUT_NAMES)) return &c->rows[i];
     return NULL;
 }
 

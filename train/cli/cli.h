@@ -51,6 +51,10 @@ struct cli_row {
     bool required;
 };
 
+/* A command that has an option of one of these names takes the others too. */
+enum { CLI_OUTPUT_NAMES = 3 };
+extern const char *const cli_output_names[CLI_OUTPUT_NAMES];
+
 /* EITHER: exactly one of the names; NOT_BOTH: at most one; NEEDS: the first requires one of the others. */
 enum cli_rule_kind { CLI_EITHER, CLI_NOT_BOTH, CLI_NEEDS };
 struct cli_rule {

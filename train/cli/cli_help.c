@@ -95,6 +95,18 @@ static void put_range(char *buf, size_t cap, const char *interval)
         snprintf(buf, cap, interval[0] == '(' ? "above %s, at most %s" : "%s to %s", low, high);
 }
 
+/* "; also -o, --out" */
+static void put_other_names(char *buf, size_t cap, const char *name)
+{
+    const char *before = "; also ";
+    if (!str_in(name, cli_output_names, CLI_OUTPUT_NAMES)) return;
+    for (int i = 0; i < CLI_OUTPUT_NAMES; i++) {
+        if (!strcmp(name, cli_output_names[i])) continue;
+        snprintf(buf + strlen(buf), cap - strlen(buf), "%s%s", before, cli_output_names[i]);
+        before = ", ";
+    }
+}
+
 char *cli_describe(char buf[512], const struct cli_row *row)
 {
     const bool key = row->kind == CLI_SET && row->allowed, range = row->allowed && strchr("[(", row->allowed[0]);
@@ -107,6 +119,7 @@ char *cli_describe(char buf[512], const struct cli_row *row)
     if (usual || *more)
         snprintf(buf + strlen(buf), 512 - strlen(buf), " (%s%s%s%s)", more, *more && usual ? "; " : "",
                  usual ? "default: " : "", usual ? usual : "");
+    put_other_names(buf, 512, row->name);
     return buf;
 }
 
