@@ -195,6 +195,9 @@ static void bad_replies(void **state)
     config_defaults(&cfg);
     assert_null(environment_open(&cfg, &err));
     assert_string_equal(err.msg, "environment.command is not set");
+    snprintf(cfg.environment.command, sizeof(cfg.environment.command), "python3 ./no-such.py");
+    assert_null(environment_open(&cfg, &err));
+    assert_non_null(strstr(err.msg, "environment.command: ./no-such.py cannot be read: No such file or directory"));
 }
 
 /* ---- tokens ---- */

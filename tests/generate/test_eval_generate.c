@@ -126,7 +126,8 @@ static void interrupted(void **state)
     const char *config = process_config(""), *dir = scratch_dir();
     const struct timespec pause = {.tv_nsec = 2000000};
     text[0] = 0;
-    for (int i = 0; i < 400; i++) strcat(text, "{\"prompt\": \"The cat\", \"ignore_eos\": true}\n");
+    for (int i = 0; i < 400; i++)
+        strcat(text, "{\"prompt\": \"The cat\", \"completion\": \"no\", \"ignore_eos\": true}\n");
     write_rows(text);
     const char *const words[] = {
         "eval", config,     "--base", "--generate", "--verifier", "exact", "--input",
@@ -237,6 +238,7 @@ static void refused(void **state)
     REFUSED(1, "--tolerance is for", EXACT, "--tolerance", "1");
     REFUSED(1, "no row has a reference that last_number can compare", "--generate", "--verifier", "last_number",
             "--tokens", "2", "--input", in);
+    assert_null(strstr(said.err, "loaded ")); /* before the model is there */
     REFUSED(1, "all samples of temperature 0 are equal", "--generate", "--verifier", "exact", "--samples", "2");
     REFUSED(1, "are over the model's", EXACT, "--tokens", "100000000");
     write_rows("{\"messages\": 3}\n");

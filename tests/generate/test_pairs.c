@@ -53,7 +53,11 @@ static void files_that_do_not_fit(void **state)
     (void)state;
     static const char *const cases[][3] = {
         {"{\"prompt\": \"a\"}\n", ANSWER("7", "true", "b"), "has the id 7"},
-        {"{\"prompt\": \"a\"}\n", ANSWER("0", "true", "b"), "no row has a better and a worse answer"},
+        {"{\"prompt\": \"a\"}\n", ANSWER("0", "true", "b"),
+         "no row has a better and a worse answer: raise --samples or"},
+        {"{\"prompt\": \"a\"}\n",
+         ANSWER("0", "false", "b") "{\"id\": 0, \"right\": true, \"text\": \"c\", \"finish_reason\": \"length\"}\n",
+         "raise --tokens (1 of 2 answers are cut, and these are never the better ones), raise --samples"},
         {"{\"prompt\": \"a\"}\n", "{\"id\": 0, \"text\": \"b\"}\n", "has neither `right` nor `reward`"},
         {"{\"prompt_ids\": [1]}\n", ANSWER("0", "true", "b") ANSWER("0", "false", "c"), "neither `prompt` nor"},
         {"{\"prompt\": \"a\"}\n", "{\n", "answers.jsonl:1"},

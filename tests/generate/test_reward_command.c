@@ -321,13 +321,42 @@ static void no_program(void **state)
     end(NULL, fds);
 }
 
+/* The script of an interpreter is looked for before the run. */
+static void no_script(void **state)
+{
+    (void)state;
+    char text[256];
+    struct err err;
+    const int fds = count_fds();
+    static const struct {
+        const char *command;
+        bool refused;
+    } scripts[] = {{"python3 ./no-such.py 1", true},
+                   {"/usr/bin/env ./no-such.py", false},
+                   {"python3 -S -u ./no-such.py", true},
+                   {"sh ./no-such.sh", true},
+                   {"sh -c ./no-such.sh", false},
+                   {"python3 -c 0 ./no-such.py", false},
+                   {"python3 -m json.tool ./no-such.py", false}};
+    for (int i = 0; i < MT_LEN(scripts); i++) {
+        snprintf(text, sizeof(text), "[reward]\nr = command %s\n", scripts[i].command);
+        config_defaults(&cfg);
+        if (config_parse(&cfg, text, (int64_t)strlen(text), "run.ini", &err)) fail_msg("%s", err.msg);
+        struct rewards *r = rewards_open(&cfg, true, &err);
+        assert_int_equal(!r, scripts[i].refused);
+        if (!r && !strstr(err.msg, "reward.r: ./no-such.")) fail_msg("%s", err.msg);
+        rewards_close(r);
+    }
+    end(NULL, fds);
+}
+
 int test_reward_command(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers),          cmocka_unit_test(many_rows),   cmocka_unit_test(forms),
         cmocka_unit_test(at_the_same_time), cmocka_unit_test(failures),    cmocka_unit_test(one_step_each),
         cmocka_unit_test(third_failure),    cmocka_unit_test(bad_answers), cmocka_unit_test(its_children),
-        cmocka_unit_test(no_program),
+        cmocka_unit_test(no_program),       cmocka_unit_test(no_script),
     };
     if (system("python3 -c '' 2> /dev/null")) {
         print_message("skip: no python3, which tests/generate/reward_program.py needs\n");

@@ -67,8 +67,8 @@ static const char rows[] =
     "{\"prompt_ids\": [5, 6, 7], \"id\": \"b\", \"n\": 3, \"temperature\": 1, \"max_tokens\": 9, \"top_logprobs\": 2}\n"
     "{\"prompt\": \"One two three four five six\", \"id\": 7, \"temperature\": 0.8, \"top_p\": 0.9, \"seed\": 4, "
     "\"extra\": 1}\n"
-    "{\"prompt\": \"The house\", \"prompt_logprobs\": true, \"max_tokens\": 0}\n"
-    "{\"prompt\": \"A\", \"stop\": [\"e\"], \"max_tokens\": 40}\n";
+    "{\"prompt\": \"The house\", \"prompt_logprobs\": true, \"max_tokens\": 0, \"answer\": 1, \"temprature\": 1}\n"
+    "{\"prompt\": \"A\", \"stop\": [\"e\"], \"max_tokens\": 40, \"temprature\": 1}\n";
 
 static void answers(void **state)
 {
@@ -79,7 +79,10 @@ static void answers(void **state)
     assert_int_equal(RUN("generate", config, "--base", "--prompt", "The cat", "--tokens", "6", "--json"), 0);
     snprintf(want, sizeof(want), "%s", said.out);
     if (RUN("generate", config, "--base", "--input", in, "--output", out, "--tokens", "6")) fail_msg("%s", said.err);
-    assert_says(said.err, "in.jsonl:4: extra: no key of generate");
+    assert_says(said.err, "in.jsonl:4: extra: no key of generate; such keys are not used");
+    assert_says(said.err, "in.jsonl:5: temprature: no key of generate, not used: did you mean temperature?");
+    assert_null(strstr(said.err, "in.jsonl:6: ")); /* said once */
+    assert_null(strstr(said.err, "answer: no key"));
     assert_says(said.err, "7 of 7 samples, ");
     assert_says(said.err, "filters kept at least ");
     assert_int_equal(n_lines(), 7);

@@ -164,7 +164,7 @@ static void put_pass(struct json_out *o, const struct eval_generate *g)
     json_out_close(o, '}');
 }
 
-static int report(struct eval_generate *g, const char *adapter, struct err *err)
+static void report(struct eval_generate *g, const char *adapter)
 {
     struct eval_score score = {.n = 0};
     struct json_out o = {0};
@@ -175,10 +175,6 @@ static int report(struct eval_generate *g, const char *adapter, struct err *err)
         no_reference += q->n_none > 0;
         if (!q->n_none) eval_score_add(&score, q->n_done, q->n_right);
     }
-    if (!score.n)
-        return err_set(err, "%s: no row has a reference that %s can compare: %schoose another --verifier",
-                       g->o->input ? g->o->input : "held-out data", g->o->verifier,
-                       g->o->input ? "name its key with --reference, or " : "");
     const double mean = eval_score_mean(&score), error = eval_score_error(&score);
     const double tokens = (double)g->n_tok / (double)g->n_sample, cut = (double)g->n_cut / (double)g->n_sample;
     json_out_open(&o, NULL, '{');
@@ -205,7 +201,6 @@ static int report(struct eval_generate *g, const char *adapter, struct err *err)
              error_text, (long long)score.n, str_plural(score.n), tokens, 100 * cut);
     printf("%.*s\n", (int)o.size, o.text);
     json_out_free(&o);
-    return 0;
 }
 
 /* ---- opening ---- */
@@ -250,6 +245,20 @@ static int open_questions(struct eval_generate *g, struct err *err)
     return questions_held_out(&g->qs, &g->run, &d, most, err);
 }
 
+/* A row has a reference that the verifier can compare: no answer changes this, so an empty one shows it. */
+static int check_references(struct eval_generate *g, struct err *err)
+{
+    const struct verify_answer none = {.content = {"", 0}, .whole = {"", 0}};
+    for (int64_t i = 0; i < g->qs.n; i++) {
+        const struct question *q = &g->qs.items[i];
+        const struct verify_text reference = {q->reference, q->reference_size};
+        if (verifier_judge(&g->verifier, &none, reference) != VERDICT_NONE) return 0;
+    }
+    return err_set(err, "%s: no row has a reference that %s can compare: %schoose another --verifier",
+                   g->o->input ? g->o->input : "held-out data", g->o->verifier,
+                   g->o->input ? "name its key with --reference, or " : "");
+}
+
 static int open_output(struct eval_generate *g, struct err *err)
 {
     if (!g->o->output) return 0;
@@ -261,7 +270,8 @@ static int open_output(struct eval_generate *g, struct err *err)
 static int open_all(struct eval_generate *g, const char *adapter, struct err *err)
 {
     struct run *r = &g->run;
-    if (open_verifier(g, err) || run_open_headers(r, g->cfg, err) || open_questions(g, err) || open_output(g, err))
+    if (open_verifier(g, err) || run_open_headers(r, g->cfg, err) || open_questions(g, err) ||
+        check_references(g, err) || open_output(g, err))
         return -1;
     for (int64_t i = 0; i < g->qs.n; i++) engine_work_add(&g->work, &g->qs.items[i].r.q);
     g->cfg->train.micro_batch = 1;
@@ -275,7 +285,7 @@ int eval_generate_run(const struct eval_generate_options *o, const char *adapter
     struct eval_generate g = {.o = o, .cfg = cfg, .fd = -1};
     int rc = open_all(&g, adapter, err);
     if (!rc) rc = answer_all(&g, err);
-    if (!rc) rc = report(&g, adapter, err);
+    if (!rc) report(&g, adapter);
     engine_close(g.engine);
     if (g.fd >= 0 && close(g.fd) && rc >= 0) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
     verifier_close(&g.verifier);

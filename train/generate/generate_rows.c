@@ -19,6 +19,7 @@
 
 enum {
     AHEAD = 2, /* rows in the engine for each of its sequences */
+    TOLD = 16, /* warnings of misspelt keys */
 };
 
 /* A row in the engine. Its lines are written when all its samples are complete and the rows before it are written. */
@@ -45,6 +46,7 @@ struct generate_rows {
     struct engine_work work;      /* of all rows */
     bool filtered, reads_all;     /* reads_all: the rows are read for the first time */
     bool told_unused, told_role, told_equal;
+    uint64_t told_keys[TOLD]; /* hashes; 0: none */
     enum row_format format;
     struct output_record record;
     struct later_rows later;
@@ -55,11 +57,29 @@ struct generate_rows {
 
 /* ---- reading ---- */
 
+/* Warns of keys that are not used: of each that may be misspelt, and of the first other one. */
+static void tell_keys(struct generate_rows *g, struct json row, const char *name)
+{
+    const char *key, *near;
+    struct json value;
+    for (int64_t i = 0; json_member(row, i, &key, &value); i++) {
+        const uint64_t hash = rng_key(0, key) | 1;
+        int k = 0;
+        if (row_request_has_key(key, &near)) continue;
+        while (near && k < TOLD && g->told_keys[k] && g->told_keys[k] != hash) k++;
+        if (near && k < TOLD && !g->told_keys[k]) {
+            g->told_keys[k] = hash;
+            log_warn("%s: %.64s: no key of generate, not used: did you mean %s?", name, key, near);
+        } else if (!near && !g->told_unused) {
+            g->told_unused = true;
+            log_warn("%s: %.64s: no key of generate; such keys are not used", name, key);
+        }
+    }
+}
+
 /* Warns of rows that are valid but may be a mistake; each kind of warning once, at its first row. */
 static void tell_once(struct generate_rows *g, const struct row_request *r, const char *name)
 {
-    if (r->unused && !g->told_unused)
-        log_warn("%s: %.64s: no key of generate; such keys are not used", name, r->unused);
     if (r->role && !g->told_role)
         log_warn("%s: the role \"%.64s\" is rare: if it is not a role of this model, correct it (system, user, "
                  "assistant, tool)",
@@ -68,7 +88,6 @@ static void tell_once(struct generate_rows *g, const struct row_request *r, cons
     if (equal && !g->told_equal)
         log_warn("%s: %lld samples at temperature 0 are equal: set temperature above 0 for different ones", name,
                  (long long)r->q.n);
-    g->told_unused |= r->unused != NULL;
     g->told_role |= r->role != NULL;
     g->told_equal |= equal;
 }
@@ -92,6 +111,7 @@ static int parse_row(struct generate_rows *g, struct row_request *r, const char 
         row_request_free(r);
         rc = err_set(err, "%s: max_tokens = 0: a rollout has at least one token", name);
     }
+    if (!rc && g->reads_all) tell_keys(g, json_root(doc), name);
     if (!rc && g->reads_all) tell_once(g, r, name);
     json_free(doc);
     return rc;

@@ -116,7 +116,7 @@ static int read_id(struct row_request *r, struct json row, int64_t number, struc
     return 0;
 }
 
-static const char *find_unused(struct json row)
+bool row_request_has_key(const char *key, const char **near)
 {
     static const char *const known[] = {"prompt",
                                         "prompt_ids",
@@ -142,11 +142,8 @@ static const char *find_unused(struct json row)
                                         "logit_bias",
                                         "chat_template_kwargs",
                                         "documents"};
-    const char *key;
-    struct json value;
-    for (int64_t i = 0; json_member(row, i, &key, &value); i++)
-        if (!str_in(key, known, MT_LEN(known))) return key;
-    return NULL;
+    *near = str_nearest(key, known, MT_LEN(known));
+    return str_in(key, known, MT_LEN(known));
 }
 
 static const char *find_role(struct json row)
@@ -181,7 +178,6 @@ static int read_row(struct row_request *r, const struct run *run, struct json ro
     r->q.end_ids = r->ends;
     r->q.bias = r->bias;
     r->q.stops = (const char *const *)r->stops;
-    r->unused = find_unused(row);
     r->role = find_role(row);
     if (sample_params_check(&r->q.params, err)) return err_prefix(err, "%s", name);
     if (r->q.n_ids + r->q.params.max_tokens <= run->arch.max_len) return 0;

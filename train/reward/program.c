@@ -28,10 +28,30 @@ static int start(struct program *p)
     return rc;
 }
 
+/* The file that an interpreter runs: its first argument, for Python also after options of one letter without a value.
+ * NULL: none, or not known. */
+static const char *script_of(char *const argv[])
+{
+    static const char *const interpreters[] = {"sh", "bash", "node", "perl", "ruby"};
+    const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
+    const bool python = !strncmp(name, "python", 6);
+    if (!python && !str_in(name, interpreters, MT_LEN(interpreters))) return NULL;
+    int i = 1;
+    while (python && argv[i] && argv[i][0] == '-' && argv[i][1] && strchr("BEIOPSdiqsuv", argv[i][1]) && !argv[i][2])
+        i++;
+    return argv[i] && argv[i][0] != '-' ? argv[i] : NULL;
+}
+
 int program_open(struct program *p, const char *key, char *const argv[], struct err *err)
 {
+    const char *script = script_of(argv);
     *p = (struct program){.argv = argv};
     snprintf(p->key, sizeof(p->key), "%s", key);
+    if (script && access(script, R_OK))
+        return err_set(err,
+                       "%s: %.200s cannot be read: %s; it is a path from the current directory, and {here}/ before it "
+                       "is the folder of the configuration",
+                       key, script, strerror(errno));
     const int rc = start(p);
     return rc ? err_set(err, "%s: %.200s cannot be started: %s", key, argv[0], strerror(rc)) : 0;
 }

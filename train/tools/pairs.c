@@ -55,7 +55,7 @@ static void close_lines(struct lines *l)
 struct judged {
     char *best, *worst;
     double high, low;
-    int64_t n;
+    int64_t n, n_cut; /* n_cut: of them cut by the limit of tokens */
 };
 
 static void free_judged(struct judged *j)
@@ -90,9 +90,11 @@ static int take(struct judged *j, struct json answer, bool messages, struct err 
     if (json_get_str(answer, key, &text, err) || json_opt_str(answer, "finish_reason", &reason, err) ||
         score_of(answer, &score, err))
         return -1;
+    const bool cut = !strcmp(reason, "length");
     j->n++;
+    j->n_cut += cut;
     if (!(fabs(score) < INFINITY) || text_is_blank(text, (int64_t)strlen(text))) return 0;
-    if (score > j->high && strcmp(reason, "length") != 0) {
+    if (score > j->high && !cut) {
         mem_free(j->best);
         j->best = mem_strdup(text);
         j->high = score;
@@ -176,24 +178,35 @@ static int next_row(struct lines *rows, struct lines *answers, struct judged *j,
     return 0;
 }
 
+static int no_pairs(const struct pairs_options *o, int64_t n_answer, int64_t n_cut, struct err *err)
+{
+    char cut[160] = "";
+    if (n_cut)
+        snprintf(cut, sizeof(cut),
+                 "raise --tokens (%lld of %lld answers are cut, and these are never the better ones), ",
+                 (long long)n_cut, (long long)n_answer);
+    return err_set(err, "%s: no row has a better and a worse answer: %sraise --samples or --temperature", o->answers,
+                   cut);
+}
+
 int pairs_run(const struct pairs_options *o, FILE *report, struct err *err)
 {
     struct lines rows, answers = {.path = o->answers};
     struct judged j = {.n = 0};
     struct text_buf out = {0};
-    int64_t n_row = 0, n_answer = 0, n_pair = 0;
+    int64_t n_row = 0, n_answer = 0, n_cut = 0, n_pair = 0;
     int rc = open_lines(&rows, o->rows, err);
     if (!rc) rc = open_lines(&answers, o->answers, err);
     text_put(&out, "");
     while (!rc && answers.doc && !(rc = next_row(&rows, &answers, &j, err))) {
         n_row++;
         n_answer += j.n;
+        n_cut += j.n_cut;
         if (!(j.high > j.low)) continue;
         n_pair++;
         rc = put_pair(&out, json_root(rows.doc), &j, err);
     }
-    if (!rc && !n_pair)
-        rc = err_set(err, "%s: no row has a better and a worse answer: raise --samples or --temperature", o->answers);
+    if (!rc && !n_pair) rc = no_pairs(o, n_answer, n_cut, err);
     if (!rc) rc = file_write_atomic(o->out, out.text, out.size, err);
     if (!rc)
         fprintf(report, "%s: %lld pairs of %lld rows with %lld answers; train on it with objective.kind = dpo\n",
