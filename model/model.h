@@ -188,10 +188,10 @@ struct model {
     int64_t loss_mark;    /* mark of dev->work: model_bwd uses what was allocated after it, then releases that */
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
     struct teacher kl;                            /* of a pass that distils; else without tensors */
-    struct answers answers;                       /* of objective_preference, as the two below */
-    struct tensor good, reference_logps;          /* [A] i32, [A, 2] f64; or absent */
+    struct answers answers;                       /* of objective_preference and objective_policy */
+    struct tensor good, reference_logps;          /* of objective_preference: [A] i32, [A, 2] f64; or absent */
     struct policy_tokens policy_tokens;           /* of objective_policy: what a batch gives, and the reference */
-    struct tensor row_values;                     /* [A, POLICY_VALUES] f64 */
+    struct tensor row_values;                     /* of objective_policy: [A, POLICY_VALUES] f64 */
 };
 
 /* Loads the weights and initialises the adapters (A random from seed, B zero) in dev's arenas; a dry run only counts

@@ -5,7 +5,7 @@
 #include "data/file/file.h"
 #include "data/source/parquet_values.h"
 
-/* Where a chunk is; of the metadata, not checked. */
+/* Where a chunk is, as the metadata says; not checked. */
 struct parquet_chunk {
     int64_t type, codec, n_values, bytes, data_page, dictionary_page; /* offsets; 0: no dictionary */
     bool elsewhere, encrypted;                                        /* in another file */

@@ -15,7 +15,7 @@ struct row_source {
     struct line_reader *reader;
     struct json_array array;
     struct csv csv;
-    struct parquet *parquet; /* without reader, as the next one */
+    struct parquet *parquet; /* parquet and arrow read their files without `reader` */
     struct arrow *arrow;
     struct text_buf row, text;
     int64_t unread; /* bytes that the reader returned and no row has yet */

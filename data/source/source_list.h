@@ -5,7 +5,7 @@
 #include "kernels/base.h"
 
 enum source_kind { SOURCE_OTHER, SOURCE_JSON, SOURCE_CSV, SOURCE_TSV, SOURCE_TEXT, SOURCE_PARQUET, SOURCE_ARROW };
-/* By the end of the name, ".gz" left out. */
+/* The kind, by the end of the name without ".gz". */
 enum source_kind source_list_kind(const char *path);
 #define SOURCE_KINDS "JSONL, JSON, CSV, TSV, .txt, .md, plain or .gz; parquet, Arrow" /* for messages */
 

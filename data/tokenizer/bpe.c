@@ -340,7 +340,7 @@ static int check_options(struct bpe *b, struct json model, bool *ignore_merges, 
     if (json_opt_str(model, "type", &type, err)) return -1;
     if (strcmp(type, "BPE")) return json_error(model, err, "type \"%s\" is not supported, only \"BPE\" is", type);
     if (json_opt_bool(model, "byte_fallback", &b->chars, err)) return -1;
-    for (int64_t i = 0; i < (b->chars ? 3 : MT_LEN(refused)); i++) { /* the last two: see above */
+    for (int64_t i = 0; i < (b->chars ? 3 : MT_LEN(refused)); i++) { /* unk_token, fuse_unk: no effect */
         struct json v = json_find(model, refused[i]);
         enum json_type t = json_type(v);
         bool on = true;

@@ -518,7 +518,7 @@ enum { FULL, SLIDING };
 /* Reads the kinds of the layers: windows of attention, and the layers with another mixer. */
 static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
-    int64_t window = f->window, interval = 4; /* every interval-th layer is no linear one */
+    int64_t window = f->window, interval = 4; /* every interval-th layer has attention */
     struct json types = json_find(root, "layer_types");
     const char *linear = f->linear_name ? f->linear_name : "linear_attention";
     const bool spaced =

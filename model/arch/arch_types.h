@@ -97,8 +97,8 @@ struct conv_arch {
     bool bias;
 };
 
-/* Sizes of compressed attention (mixer_compressed.c). */
-enum compress_kind { COMPRESS_NONE, COMPRESS_HEAVY, COMPRESS_SPARSE }; /* of a layer: window alone, HCA, CSA */
+/* Compressed attention (mixer_compressed.c): the kind of a layer, and the sizes. */
+enum compress_kind { COMPRESS_NONE, COMPRESS_HEAVY, COMPRESS_SPARSE };
 struct compress_arch {
     int64_t q_lora, n_group, o_lora;       /* width of the queries' projection; the output's groups and their width */
     int64_t rope;                          /* rotated columns of a head, its last ones */

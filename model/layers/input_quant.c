@@ -1,7 +1,7 @@
 /* input_quant.c - fake quantisation of the inputs of projections. */
 #include "model/layers/input_quant.h"
 
-/* One matrix of all rows. */
+/* A view of x as a stack of one matrix. */
 static struct tensor stack(struct tensor x)
 {
     MT_REQUIRE(x.ld == x.shape[1], "rows of %lld, %lld apart", (long long)x.shape[1], (long long)x.ld);

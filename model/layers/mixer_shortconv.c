@@ -80,7 +80,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     output(b, s, y);
 }
 
-/* The last products B * x. */
+/* Decoding keeps the last products B * x. */
 static struct cache_need cache(const struct arch *a, int64_t layer)
 {
     (void)layer;

@@ -39,7 +39,7 @@ static void head(struct model *m, struct tensor nll, struct tensor entropy, stru
                      (float)m->policy.temperature, m->ce_chunk);
 }
 
-/* The forward pass of the reference: nll of every label. */
+/* Runs the forward pass of the reference; returns nll of every label. */
 static struct tensor run_reference(struct model *m, int64_t n_tok)
 {
     struct device *dev = m->dev;

@@ -80,11 +80,11 @@ static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
     return (struct tensor){0};
 }
 
-/* Sums of one side. */
+/* The sums of the chosen, and of the rejected answers. */
 static const double *chosen(const struct model_sums *t) { return t->preference; }
 static const double *rejected(const struct model_sums *t) { return t->preference + PREFERENCE_SIDE; }
 
-/* Pairs; of KTO, rows. */
+/* The number of pairs; with KTO, of rows. */
 static double units(const struct model *m, const struct model_sums *t)
 {
     const double n = chosen(t)[PREFERENCE_ANSWERS];

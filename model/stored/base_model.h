@@ -15,7 +15,7 @@ struct base_hash {
 };
 void base_hash_open(struct base_hash *h, int64_t n_layer);
 void base_hash_close(struct base_hash *h);
-/* Of name, dtype and shape. */
+/* A hash of name, dtype and shape. */
 uint64_t base_tensor_key(const struct st_tensor *t);
 /* Adds a tensor without its bytes, and the sum of some of its bytes (hash_sum_of, by their positions in the tensor).
  * own: as in struct base_hash. */

@@ -46,7 +46,7 @@ bool checkpoint_has(const struct checkpoint *ck, const char *name);
 int checkpoint_check_missing(const struct checkpoint *ck, struct err *err) MT_CHECK;
 /* The tensor's name for messages: that in the file or, if the tensor is missing, the publisher's name (in `to`). */
 const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name);
-/* Of a float dtype; else WF_NONE. */
+/* The format of a float dtype; WF_NONE for other dtypes. */
 enum weight_format checkpoint_dense_format(enum dtype t);
 /* Converts n values of a float tensor to f32. */
 void checkpoint_f32(const struct st_tensor *t, int64_t n, float *out);
