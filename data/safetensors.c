@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/header_scan.h"
 #include "data/json/json.h"
 
 #define HEADER_MAX  100000000 /* bytes; the limit of the reference reader */
@@ -31,18 +32,23 @@ static const struct st_dtype {
 
 /* ---- one file ---- */
 
+static bool set_dtype(struct st_tensor *t, const char *name, int64_t n, int64_t *bits)
+{
+    for (int64_t i = 0; i < MT_LEN(st_dtypes); i++) {
+        if (strncmp(st_dtypes[i].name, name, (size_t)n) != 0 || st_dtypes[i].name[n]) continue;
+        t->st_dtype = st_dtypes[i].name;
+        t->dtype = st_dtypes[i].dtype;
+        *bits = st_dtypes[i].bits;
+        return true;
+    }
+    return false;
+}
+
 static int parse_dtype(struct st_tensor *t, struct json info, int64_t *bits, struct err *err)
 {
     const char *name;
     if (json_get_str(info, "dtype", &name, err)) return -1;
-    for (int64_t i = 0; i < MT_LEN(st_dtypes); i++) {
-        if (strcmp(st_dtypes[i].name, name)) continue;
-        t->st_dtype = st_dtypes[i].name;
-        t->dtype = st_dtypes[i].dtype;
-        *bits = st_dtypes[i].bits;
-        return 0;
-    }
-    return json_error(info, err, "unknown dtype `%s`", name);
+    return set_dtype(t, name, (int64_t)strlen(name), bits) ? 0 : json_error(info, err, "unknown dtype `%s`", name);
 }
 
 /* Reads shape and bytes of t; the product is checked factor by factor, as in the reference. */
@@ -141,6 +147,65 @@ static int parse_header(struct safetensors *st, struct json root, int shard, str
     return 0;
 }
 
+/* The tensor of an entry; false: the entry is wrong. */
+static bool set_tensor(struct st_tensor *t, const struct header_entry *e)
+{
+    int64_t bits;
+    if (!set_dtype(t, e->dtype.at, e->dtype.n, &bits)) return false;
+    t->ndim = e->ndim;
+    for (int i = 0; i < e->ndim; i++) {
+        t->shape[i] = e->shape[i];
+        if (!i64_mul(bits, e->shape[i], &bits)) return false;
+    }
+    t->bytes = bits / 8;
+    t->offset = e->offsets[0];
+    return bits % 8 == 0 && e->offsets[1] - e->offsets[0] == t->bytes;
+}
+
+/* Reads a header in the form in which libraries write it. false: parse_header must read it, which also says what is
+ * wrong with it. */
+static bool scan_header(struct safetensors *st, int shard, const char *text, int64_t size, const char *path)
+{
+    struct header_scan s = {text, text + size, false};
+    struct header_entry e = {.ndim = 0};
+    struct err unused;
+    enum header_kind kind;
+    const int64_t first = st->n_tensors;
+    int64_t cap = first;
+    char *name = st->names[shard] = mem_alloc(size);
+    while ((kind = header_scan_next(&s, &e)) > SCAN_END) {
+        if (kind == SCAN_METADATA) {
+            if (st->docs[shard]) break;
+            st->docs[shard] = json_parse(e.metadata.at, e.metadata.n, path, &unused);
+            if (!st->docs[shard] || check_metadata(json_root(st->docs[shard]), &unused)) break;
+            continue;
+        }
+        st->tensors = mem_reserve(st->tensors, &cap, st->n_tensors + 1, sizeof(*st->tensors));
+        struct st_tensor *t = &st->tensors[st->n_tensors];
+        *t = (struct st_tensor){.name = name, .shard = shard};
+        if (!set_tensor(t, &e)) break;
+        memcpy(name, e.name.at, (size_t)e.name.n); /* the texts of a header have room for a 0 after each */
+        name += e.name.n + 1;
+        st->n_tensors++;
+    }
+    if (kind == SCAN_END) return true;
+    json_free(st->docs[shard]);
+    mem_free(st->names[shard]);
+    st->docs[shard] = NULL;
+    st->names[shard] = NULL;
+    st->n_tensors = first;
+    return false;
+}
+
+static int read_header(struct safetensors *st, int shard, const char *text, int64_t size, const char *path,
+                       struct err *err)
+{
+    if (scan_header(st, shard, text, size, path)) return 0;
+    st->docs[shard] = json_parse(text, size, path, err);
+    if (!st->docs[shard]) return err_prefix(err, "safetensors header");
+    return parse_header(st, json_root(st->docs[shard]), shard, err);
+}
+
 static int open_file(struct safetensors *st, int shard, const char *path, struct err *err)
 {
     struct file_map *map = &st->maps[shard];
@@ -159,10 +224,8 @@ static int open_file(struct safetensors *st, int shard, const char *path, struct
                        ": it is truncated, download or copy it again",
                        path, data, map->size);
     if (header == 0 || map->data[8] != '{') return err_set(err, "%s: the header does not begin with `{`", path);
-    st->docs[shard] = json_parse((const char *)map->data + 8, (int64_t)header, path, err);
-    if (!st->docs[shard]) return err_prefix(err, "safetensors header");
     int64_t first = st->n_tensors;
-    if (parse_header(st, json_root(st->docs[shard]), shard, err)) return -1;
+    if (read_header(st, shard, (const char *)map->data + 8, (int64_t)header, path, err)) return -1;
     return place_tensors(st->tensors + first, st->n_tensors - first, map, data, st->headers, path, err);
 }
 
@@ -202,6 +265,7 @@ static int open_shards(struct safetensors *st, const char *dir, struct err *err)
 {
     st->maps = mem_array(st->n_shards, sizeof(*st->maps));
     st->docs = mem_array(st->n_shards, sizeof(struct json_doc *));
+    st->names = mem_array(st->n_shards, sizeof(char *));
     char path[MT_PATH];
     for (int i = 0; i < st->n_shards; i++)
         if (shard_path(path, dir, st->shard_names[i], err) || open_file(st, i, path, err)) return -1;
@@ -236,19 +300,34 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
 }
 
-static void sort_tensors(struct safetensors *st)
+/* The bit of a name in ends. */
+static int64_t end_of(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    uint32_t hash = 0;
+    for (const char *p = dot ? dot : name; *p; p++) hash = hash * 31 + (uint8_t)*p;
+    return hash % ST_ENDS;
+}
+
+void safetensors_sort(struct safetensors *st)
 {
     if (st->n_tensors) qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), by_name);
+    for (int64_t i = 0; i < st->n_tensors; i++) {
+        const int64_t end = end_of(st->tensors[i].name);
+        st->ends[end / 64] |= (uint64_t)1 << end % 64;
+    }
 }
 
 /* Refuses a name that two tensors have. The tensors are sorted. */
-static int check_names(const struct safetensors *st, struct err *err)
+static int check_names(const struct safetensors *st, const char *dir, struct err *err)
 {
     for (int64_t i = 1; i < st->n_tensors; i++) {
         const struct st_tensor *a = &st->tensors[i - 1], *b = &st->tensors[i];
-        if (!strcmp(a->name, b->name))
-            return err_set(err, "tensor `%s` is in two files, %s and %s", a->name, st->shard_names[a->shard],
-                           st->shard_names[b->shard]);
+        if (strcmp(a->name, b->name) != 0) continue;
+        if (a->shard == b->shard)
+            return err_set(err, "%s/%s: the header has tensor `%s` twice", dir, st->shard_names[a->shard], a->name);
+        return err_set(err, "tensor `%s` is in two files, %s and %s", a->name, st->shard_names[a->shard],
+                       st->shard_names[b->shard]);
     }
     return 0;
 }
@@ -313,9 +392,9 @@ static int open_index(struct safetensors *st, const char *dir, const char *path,
     struct json map;
     if (json_get_object(json_root(doc), "weight_map", &map, err)) goto out;
     if (list_shards(st, map, err) || leave_out_missing(st, dir, err) || open_shards(st, dir, err)) goto out;
-    sort_tensors(st);
+    safetensors_sort(st);
     leave_out_copies(st, map, path);
-    if (check_names(st, err) || list_missing(st, map, err)) goto out;
+    if (check_names(st, dir, err) || list_missing(st, map, err)) goto out;
     if (!st->n_missing) compare_total(st, json_root(doc), path);
     rc = 0;
 out:
@@ -329,8 +408,8 @@ static int open_single(struct safetensors *st, const char *dir, const char *name
     st->shard_names = mem_array(1, sizeof(*st->shard_names));
     st->shard_names[st->n_shards++] = mem_strdup(name);
     if (open_shards(st, dir, err)) return -1;
-    sort_tensors(st);
-    return check_names(st, err);
+    safetensors_sort(st);
+    return check_names(st, dir, err);
 }
 
 /* The error for a directory without weights in transformers' layout: names the other weights that are there. */
@@ -404,10 +483,12 @@ void safetensors_close(struct safetensors *st)
         mem_free(st->shard_names[i]);
         if (st->maps) file_map_close(&st->maps[i]);
         if (st->docs) json_free(st->docs[i]);
+        if (st->names) mem_free(st->names[i]);
     }
     mem_free(st->shard_names);
     mem_free(st->maps);
     mem_free(st->docs);
+    mem_free(st->names);
     for (int64_t i = 0; i < st->n_tensors; i++)
         if (st->tensors[i].stored) mem_free((void *)(uintptr_t)st->tensors[i].name);
     mem_free(st->tensors);
@@ -424,7 +505,9 @@ void safetensors_close(struct safetensors *st)
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name)
 {
     struct st_tensor key = {.name = name};
-    return st->n_tensors ? bsearch(&key, st->tensors, (size_t)st->n_tensors, sizeof(key), by_name) : NULL;
+    const int64_t end = end_of(name);
+    if (!(st->ends[end / 64] >> end % 64 & 1)) return NULL;
+    return bsearch(&key, st->tensors, (size_t)st->n_tensors, sizeof(key), by_name);
 }
 
 const struct st_tensor *safetensors_beside(const struct safetensors *st, const char *name, size_t n, const char *suffix)
@@ -465,7 +548,7 @@ int safetensors_rename(struct safetensors *st, safetensors_rename_fn *rename, st
         st->missing[i].name = mem_strdup(to);
     }
     if (st->n_missing) qsort(st->missing, (size_t)st->n_missing, sizeof(*st->missing), by_text);
-    sort_tensors(st);
+    safetensors_sort(st);
     for (int64_t i = 1; i < st->n_tensors; i++) {
         const struct st_tensor *a = &st->tensors[i - 1], *b = &st->tensors[i];
         if (!strcmp(a->name, b->name))
@@ -516,10 +599,17 @@ uint64_t safetensors_fingerprint(const struct safetensors *st)
     return h;
 }
 
+/* "__metadata__" of the first file. */
+static struct json metadata_of(const struct safetensors *st)
+{
+    if (!st->names[0]) return json_find(json_root(st->docs[0]), "__metadata__");
+    return st->docs[0] ? json_root(st->docs[0]) : (struct json){.node = NULL};
+}
+
 const char *safetensors_metadata(const struct safetensors *st, const char *key)
 {
     const char *text;
-    const struct json metadata = json_find(json_root(st->docs[0]), "__metadata__");
+    const struct json metadata = metadata_of(st);
     return json_get_str(metadata, key, &text, NULL) ? NULL : text;
 }
 
@@ -575,7 +665,7 @@ static void put_metadata(struct json_out *o, const struct safetensors *like)
     const char *key, *text;
     int64_t length;
     struct json value;
-    const struct json metadata = json_find(json_root(like->docs[0]), "__metadata__");
+    const struct json metadata = metadata_of(like);
     if (!json_count(metadata)) return;
     json_out_open(o, "__metadata__", '{');
     for (int64_t i = 0; json_member(metadata, i, &key, &value); i++)

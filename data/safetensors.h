@@ -20,14 +20,17 @@ struct st_tensor {
     int64_t offset; /* offset of data in that file, for file_map_drop */
 };
 
+enum { ST_ENDS = 1024 };
 struct safetensors {
     bool headers; /* the shards may end after their header: tensor data must not be read */
     int n_shards;
     char **shard_names;    /* file names, relative to the directory */
     struct file_map *maps; /* [n_shards] */
     int64_t n_tensors;
-    struct st_tensor *tensors; /* sorted by name */
-    struct json_doc **docs;    /* parsed headers; they own the names */
+    struct st_tensor *tensors;   /* sorted by name */
+    uint64_t ends[ST_ENDS / 64]; /* bits of hashes of the names' parts after the last dot: most lookups find nothing */
+    struct json_doc **docs;      /* [n_shards] parsed headers, or their metadata alone; NULL: without metadata */
+    char **names;                /* [n_shards] texts of the names that docs do not own */
     int64_t n_missing;
     struct st_missing {
         char *name, *file; /* file: without a directory */
@@ -42,6 +45,8 @@ int safetensors_open(struct safetensors *st, const char *path, struct err *err) 
 /* safetensors_open for shards that may end after their header, as hub_model_headers writes them. */
 int safetensors_open_headers(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 void safetensors_close(struct safetensors *st);
+/* Of tensors that the caller has set: makes them ready for safetensors_find. */
+void safetensors_sort(struct safetensors *st);
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: missing */
 /* The tensor called name[0..n) + suffix; NULL: missing. */
 const struct st_tensor *safetensors_beside(const struct safetensors *st, const char *name, size_t n,

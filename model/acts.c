@@ -113,29 +113,55 @@ static void push_group(const struct acts_plan *p, struct layer_acts *s, enum act
     if (group == ACTS_NORMS && ffn) push_norm(p, &s->ffn_norm, &s->ffn_rstd);
 }
 
+static int saved_groups(const struct acts_plan *p, const struct acts *s, int64_t layer)
+{
+    return p->backward ? s->save.groups[layer] : 0;
+}
+
+static bool same_sizes(const struct arch *a, const struct adapters *ad, int64_t x, int64_t y)
+{
+    bool same = arch_same_layer(a, x, y);
+    for (int i = 0; i < LAYER_PRODUCTS && same; i++) {
+        const struct lora *l = &ad->layers[x].of[i].lora, *other = &ad->layers[y].of[i].lora;
+        same = l->r == other->r && l->n_seg == other->n_seg;
+    }
+    return same;
+}
+
+/* In a dry run activations have no addresses, so that layers of the same sizes that save the same groups have the same
+ * ones: only those of the first are listed. */
+static void find_like(struct acts_plan *p, const struct acts *s, const struct adapters *ad)
+{
+    for (int64_t l = 0; l < s->n_layer; l++) {
+        int16_t like = p->dev->dry_run ? 0 : (int16_t)l;
+        while (like < l && (saved_groups(p, s, l) != saved_groups(p, s, like) || !same_sizes(p->a, ad, l, like)))
+            like++;
+        p->like[l] = like;
+    }
+    p->like[s->n_layer] = (int16_t)s->n_layer;
+}
+
 static void set_layer(struct acts_plan *p, const struct acts *s, const struct adapters *ad, int64_t layer)
 {
-    const int groups = p->backward ? s->save.groups[layer] : 0;
+    const int groups = saved_groups(p, s, layer);
     p->layer = layer;
     p->saved[ACTS_KEPT] = p->backward;
     p->saved[ACTS_CORE] = groups & SAVE_CORE;
     p->saved[ACTS_MIXER] = groups & SAVE_MIXER;
     p->saved[ACTS_FFN] = groups & SAVE_FFN;
     p->saved[ACTS_NORMS] = groups & SAVE_NORMS;
-    bool alike = p->adapted >= 0;
-    for (int i = 0; i < LAYER_PRODUCTS && alike; i++) {
-        const struct lora *l = &ad->layers[layer].of[i].lora, *before = &ad->layers[p->adapted].of[i].lora;
-        alike = l->r == before->r && l->n_seg == before->n_seg;
-    }
-    if (alike && arch_same_layer(p->a, layer, p->adapted)) return;
+    if (p->like[layer] < layer || (p->adapted >= 0 && same_sizes(p->a, ad, layer, p->adapted))) return;
     p->adapted = layer;
     layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
 }
 
 static void push_counted(const struct acts_plan *p, struct acts *s, enum acts_group g)
 {
-    const int64_t mark = arena_mark(&p->dev->work);
-    push_group(p, &s->layers[p->layer], g);
+    const int64_t mark = arena_mark(&p->dev->work), like = p->like[p->layer];
+    if (like < p->layer)
+        arena_push(&p->dev->work, s->bytes[like][g]);
+    else
+        push_group(p, &s->layers[p->layer], g);
     s->bytes[p->layer][g] = arena_mark(&p->dev->work) - mark;
 }
 
@@ -219,7 +245,9 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
                           .acts = s,
                           .backward = backward,
                           .keep_logits = backward && keep_logits};
-    for (int64_t l = 0; l <= a->n_layer; l++) s->layers[l] = (struct layer_acts){0};
+    find_like(&p, s, ad);
+    for (int64_t l = 0; l <= a->n_layer; l++)
+        if (p.like[l] == l) s->layers[l] = (struct layer_acts){0};
     push_slot(s, &p, ad);
     for (int k = 0; k < OFFLOAD_KINDS; k++) push_ring(s, (enum offload_kind)k, &p, ad);
     push_inputs(s, &p);
@@ -227,6 +255,7 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
         s->layers[l].x = push_x(s, &p, l);
         if (l == a->n_layer) break;
         push_groups(&p, s, ad, l, true);
+        if (p.like[l] < l) s->layers[l] = s->layers[p.like[l]]; /* x too, whose size all layers share */
         s->layers[l].moe.layout = &s->layouts[l];
     }
 }

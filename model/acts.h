@@ -220,7 +220,8 @@ struct acts_plan {
     int64_t layer, n_tok;
     struct layer_weights w; /* for the sizes of adapters alone; may be of another layer that has the same sizes */
     int64_t adapted;        /* the layer that w is of; -1: none yet */
-    const struct experts *experts; /* where routed experts run */
+    int16_t like[MT_MAX_LAYERS + 1]; /* the first layer with the same activations; itself: none */
+    const struct experts *experts;   /* where routed experts run */
     const struct acts *acts;
     bool saved[ACTS_GROUPS]; /* of this layer */
     bool backward;

@@ -328,8 +328,9 @@ static const struct adapters *pass_adapters(const struct model *m)
  * same settings. */
 static bool adapted_before(struct model *m)
 {
-    const struct layer_pass pass = {
-        .backward = m->pass.backward, .unquantised = m->pass.unquantised, .inputs = m->pass.inputs};
+    const struct layer_pass pass = {.backward = m->pass.backward && m->adapters.dropout > 0,
+                                    .unquantised = m->pass.unquantised,
+                                    .inputs = m->pass.inputs};
     struct layer_costs *c = m->costs;
     if (!c) return false;
     if (c->adapted && !memcmp(&c->adapted_for, &pass, sizeof(pass))) return true;

@@ -126,9 +126,16 @@ static void refused(void **state)
         {"[]", 0, "the header does not begin with `{`"},
         {"{", 0, "not valid JSON"},
         {"{}x", 0, "not valid JSON"},
+        {"{" T("a", "U8", "[01]", "[0,1]") "}", 1, "not valid JSON"},
+        {"{" T("a", "U8", "[1,]", "[0,1]") "}", 1, "not valid JSON"},
+        {"{" T("a", "U8", "[1]", "[0,1]") ",}", 1, "not valid JSON"},
+        {"{," T("a", "U8", "[1]", "[0,1]") "}", 1, "not valid JSON"},
+        {"{" T("a", "U8", "[1]", "[0,1]") "}}", 1, "not valid JSON"},
+        {"{\"__metadata__\":{\"a\":\"b}\"}", 0, "not valid JSON"},
         {"{\"\xff\":1}", 0, "is not UTF-8 (byte 0xff)"},
-        {"{" T("a", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[1,2]") "}", 2, "duplicate object key"},
+        {"{" T("a", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[1,2]") "}", 2, "the header has tensor `a` twice"},
         {"{" T("\\u0061", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[1,2]") "}", 2, "duplicate object key"},
+        {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[0]}}", 0, "duplicate object key"},
         {"{\"a\":7}", 0, "key `a.dtype`: is missing"},
         {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "key `a.dtype`: is missing"},
         {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "key `a.shape`: is missing"},
@@ -177,6 +184,42 @@ static void refused(void **state)
             fail_msg("%s gives: %s", rows[i].header, err.msg);
         assert_true(!st.tensors && !st.maps && !st.docs && !st.n_shards && !st.n_tensors);
     }
+}
+
+/* Tensors of a header are the same whether it is scanned or, for the sake of one more member, read as JSON. */
+static void scanned(void **state)
+{
+    static const char *const more[] = {"", ",\"more\":1"};
+    static const char form[] =
+        "{\"__metadata__\":{\"format\":\"p}{]t\\\"\\u00e9\",\"\":\"\"},"
+        "\"b.weight\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[1,1]},"
+        "\"a\" : {\n\"data_offsets\" : [ 1 , 9 ] ,\t\"dtype\":\"U16\", \"shape\" : [1,1,1,1,1,1,2,2] },"
+        "\"0\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[9,10]},"
+        "\"end\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]%s}}  ";
+    char header[sizeof(form) + 16];
+    struct safetensors st[2];
+    struct err err;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        snprintf(header, sizeof(header), form, more[i]);
+        const char *path = scratch("s.safetensors");
+        put_file(path, header, 10);
+        if (safetensors_open(&st[i], path, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(st[i].n_tensors, 4);
+        assert_int_equal(st[i].names[0] != NULL, i == 0);
+        assert_string_equal(safetensors_metadata(&st[i], "format"), "p}{]t\"\u00e9");
+        assert_null(safetensors_metadata(&st[i], "a"));
+    }
+    for (int i = 0; i < 4; i++) {
+        const struct st_tensor *x = &st[0].tensors[i], *y = &st[1].tensors[i];
+        assert_string_equal(x->name, y->name);
+        assert_true(x->st_dtype == y->st_dtype && x->ndim == y->ndim && x->bytes == y->bytes);
+        assert_memory_equal(x->shape, y->shape, sizeof(x->shape));
+        assert_int_equal(x->offset + (int64_t)strlen(more[1]), y->offset);
+        assert_ptr_equal(safetensors_find(&st[0], x->name), x);
+    }
+    assert_null(safetensors_find(&st[0], "a.weight"));
+    for (int i = 0; i < 2; i++) safetensors_close(&st[i]);
 }
 
 /* The header length in the first eight bytes is at most 100,000,000 and at most the rest of the file. */
@@ -521,6 +564,7 @@ int test_safetensors(void)
         cmocka_unit_test(stale_indexes), cmocka_unit_test(shards_refused),
         cmocka_unit_test(directories),   cmocka_unit_test(shards_hold_at_most),
         cmocka_unit_test(written),       cmocka_unit_test(as_the_reference),
+        cmocka_unit_test(scanned),
     };
     return cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);
 }

@@ -278,6 +278,46 @@ static void sizes_are_told(void **state)
     run_close(&r);
 }
 
+/* A dry run lists equal layers once: bytes and shapes are those of the real activations, whatever each layer saves.
+ * Nemotron has layers without network, whose activations depend on what is saved. */
+static void dry_runs(void **state)
+{
+    static const uint8_t saves[][3] = {{SAVE_MIXER, 0, SAVE_CORE},
+                                       {SAVE_FFN | SAVE_NORMS, SAVE_MIXER, 0},
+                                       {0, SAVE_CORE | SAVE_MIXER | SAVE_FFN | SAVE_NORMS, SAVE_MIXER}};
+    struct config cfg;
+    struct run r;
+    (void)state;
+    whole_model_open(&r, &cfg, fixture("parity/nemotron"), "all-linear", CFG_RECOMPUTE_NONE);
+    struct acts *acts = &r.model.acts;
+    const int64_t n = r.arch.n_layer;
+    int64_t(*bytes)[ACTS_GROUPS] = mem_array(n, sizeof(*bytes));
+    struct layer_acts *layers = mem_array(n, sizeof(*layers));
+    for (int64_t i = 0; i < 2 * MT_LEN(saves); i++) {
+        const bool backward = i < MT_LEN(saves);
+        const int64_t mark = arena_mark(&r.dev.work);
+        struct device dry;
+        for (int64_t l = 0; l < n; l++) acts->save.groups[l] = saves[i % MT_LEN(saves)][l % 3];
+        acts_push(acts, &r.dev, &r.arch, &r.model.adapters, WHOLE_TOKENS, backward, false);
+        const int64_t used = arena_mark(&r.dev.work) - mark;
+        memcpy(bytes, acts->bytes, (size_t)n * sizeof(*bytes));
+        memcpy(layers, acts->layers, (size_t)n * sizeof(*layers));
+        arena_release(&r.dev.work, mark);
+        device_dry_run(&dry, &r.dev);
+        acts_push(acts, &dry, &r.arch, &r.model.adapters, WHOLE_TOKENS, backward, false);
+        assert_int_equal(arena_mark(&dry.work), used);
+        assert_memory_equal(acts->bytes, bytes, (size_t)n * sizeof(*bytes));
+        for (int64_t l = 0; l < n; l++) {
+            assert_int_equal(acts->layers[l].h.ndim, layers[l].h.ndim);
+            assert_memory_equal(acts->layers[l].x.shape, layers[l].x.shape, sizeof(layers[l].x.shape));
+            assert_ptr_equal(acts->layers[l].moe.layout, layers[l].moe.layout);
+        }
+    }
+    mem_free(bytes);
+    mem_free(layers);
+    run_close(&r);
+}
+
 int test_layers(void)
 {
     const struct CMUnitTest tests[] = {
@@ -286,6 +326,7 @@ int test_layers(void)
         cmocka_unit_test_teardown(packed_equals_separate, tear_down),
         cmocka_unit_test_teardown(sizes_are_told, tear_down),
         cmocka_unit_test(gate_is_no_target),
+        cmocka_unit_test(dry_runs),
     };
     return cmocka_run_group_tests_name("layers", tests, NULL, NULL);
 }

@@ -144,6 +144,7 @@ int packed_view_open(struct packed_view *v, const struct safetensors *st, int64_
     *v = (struct packed_view){.st = {.n_tensors = st->n_tensors}};
     v->st.tensors = mem_array(st->n_tensors, sizeof(*v->st.tensors));
     v->decoded = mem_array(st->n_tensors, sizeof(*v->decoded));
+    memcpy(v->st.ends, st->ends, sizeof(st->ends));
     memcpy(v->st.tensors, st->tensors, (size_t)st->n_tensors * sizeof(*st->tensors));
     for (int64_t i = 0; i < st->n_tensors; i++)
         if (!strncmp(st->tensors[i].name, prefix, (size_t)n) && decode_tensor(v, st, &v->st.tensors[i], decode, err)) {

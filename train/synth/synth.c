@@ -2,7 +2,6 @@
 #include "train/synth/synth.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -247,11 +246,6 @@ static const uint8_t *memory_bytes(struct synth_memory *m, const struct synth *s
     return data;
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
-}
-
 int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, struct err *err)
 {
     struct synth s;
@@ -277,7 +271,7 @@ int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, s
         t->bytes = safetensors_entry_bytes(e);
         t->data = opt->no_bytes ? NULL : memory_bytes(m, &s, i, &n_drawn);
     }
-    qsort(m->st.tensors, (size_t)s.n, sizeof(*m->st.tensors), by_name);
+    safetensors_sort(&m->st);
     synth_close(&s);
     return published_rename(&m->st, &m->arch, err);
 }
