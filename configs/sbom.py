@@ -19,7 +19,7 @@ NVIDIA = "LicenseRef-NVIDIA-CUDA-EULA"
 NVIDIA_TEXT = ("NVIDIA CUDA Toolkit End User License Agreement, which comes with the CUDA Toolkit. Its attachment A "
                "allows to distribute the static CUDA runtime as part of an application.")
 LICENSES = {  # of the archives that may be linked
-    "libz": "Zlib", "libzstd": "BSD-3-Clause OR GPL-2.0-only",
+    "libz": "Zlib", "libzstd": "BSD-3-Clause OR GPL-2.0-only", "libbrotlidec": "MIT", "libbrotlicommon": "MIT",
     "libjansson": "MIT", "libinih": "BSD-3-Clause", "libpcre2-8": "BSD-3-Clause",
     "libutf8proc": "MIT AND Unicode-DFS-2015", "libopenblas": "BSD-3-Clause",
     "libgomp": GCC, "libgcc": GCC, "libgcc_eh": GCC, "libstdc++": GCC,

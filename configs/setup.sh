@@ -42,7 +42,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(gcc libc6-dev cmake ninja-build libopenblas-pthread-dev zlib1g-dev libzstd-dev libpcre2-dev libutf8proc-dev
     libjansson-dev libinih-dev libcurl4-openssl-dev ca-certificates libcmocka-dev python3)
-optional=(libmicrohttpd-dev) # without it the program has no `serve`
+optional=(libmicrohttpd-dev libbrotli-dev)
+declare -A lacks=([libmicrohttpd-dev]='has no `moetrain serve`' [libbrotli-dev]='reads no parquet in Brotli')
 
 say() { printf '== %s\n' "$*"; }
 die() {
@@ -61,7 +62,7 @@ install_optional() {
     if [ "$(id -u)" -ne 0 ]; then as_root=(sudo -n); fi
     if ! { timeout 120 "${as_root[@]}" apt-get update -q && timeout 120 "${as_root[@]}" \
         env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"; }; then
-        say "${missing[*]}: not installed; this build has no \`moetrain serve\`"
+        for p in "${missing[@]}"; do say "$p: not installed; this build ${lacks[$p]}"; done
     fi
 }
 

@@ -174,6 +174,7 @@ check_includes() {
     /</ {
         home("^zlib\\.h$", "^data/file/file\\.c$")
         home("^zstd\\.h$", "^data/source/codec\\.c$")
+        home("^brotli/", "^data/source/brotli\\.c$")
         home("^jansson\\.h$", "^data/json/json\\.c$")
         home("^pcre2\\.h$", "^data/tokenizer/(split|search)\\.c$")
         home("^utf8proc\\.h$", "^data/tokenizer/normalize\\.c$")

@@ -153,6 +153,7 @@ MUTATIONS = [
     ("data/header_scan.c", "seen == (DTYPE | SHAPE | OFFSETS) &&", "", "safetensors"),
     ("data/safetensors.c", "return bits % 8 == 0 &&", "return", "safetensors"),
     ("data/safetensors.c", "        if (a->shard == b->shard)\n", "        if (0)\n", "safetensors"),
+    ("data/source/brotli.c", " && got == (size_t)size", "", "tables"),
     ("data/shards.c", "bytes + more > most", "bytes + more >= most", "safetensors"),
     ("data/shards.c", "const int failed = fsync(shard->fd)", "const int failed = 0", "durable"),
     ("data/file/file.c", 'if (!rc && fsync(w->fd)) rc = io_error(err, w->tmp, "write");', "", "durable"),

@@ -65,6 +65,6 @@ expect 'setup.sh: --cuda hopper: expected' --cuda hopper
 expect 'setup.sh: --cuda 80,: expected' --cuda 80,
 expect 'setup.sh: --cuda needs a value' --cuda
 # An optional package that cannot be installed does not stop the build.
-stub dpkg-query 'case "$*" in *libmicrohttpd-dev*) exit 1 ;; *) echo installed ;; esac'
-expect 'libmicrohttpd-dev: not installed; this build has no .*\|cmake --build build '
+stub dpkg-query 'case "$*" in *libmicrohttpd-dev*|*libbrotli-dev*) exit 1 ;; *) echo installed ;; esac'
+expect 'libmicrohttpd-dev: not installed; this build has no .*libbrotli-dev: not installed; .*\|cmake --build build '
 [ "$failed" -eq 0 ] && echo "setup.sh: $n calls choose as expected"

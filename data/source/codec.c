@@ -6,6 +6,7 @@
 #include <zstd.h>
 
 #include "data/file/file.h"
+#include "data/source/brotli.h"
 #include "data/source/thrift.h"
 
 /* Appends n bytes from `back` bytes before the end, which may overlap it. */
@@ -115,6 +116,7 @@ bool codec_unpack(enum codec codec, uint8_t *out, int64_t size, const uint8_t *i
     case CODEC_GZIP: return file_gunzip(out, size, in, n);
     case CODEC_LZ4: return unpack_lz4(out, &at, size, in, n) && at == size;
     case CODEC_LZ4_FRAME: return unpack_lz4_frame(out, size, in, n);
+    case CODEC_BROTLI: return brotli_unpack(out, size, in, n);
     case CODEC_ZSTD: return ZSTD_decompress(out, (size_t)size, in, (size_t)n) == (size_t)size;
     }
     return false;
@@ -122,6 +124,7 @@ bool codec_unpack(enum codec codec, uint8_t *out, int64_t size, const uint8_t *i
 
 const char *codec_library(char name[64])
 {
-    snprintf(name, 64, "zstd %s", ZSTD_versionString());
+    char brotli[32];
+    snprintf(name, 64, "zstd %.20s, %s", ZSTD_versionString(), brotli_library(brotli));
     return name;
 }

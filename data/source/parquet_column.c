@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "data/source/brotli.h"
 #include "data/source/codec.h"
 #include "data/source/thrift.h"
 
@@ -224,12 +225,19 @@ static int find_codec(struct parquet_column *c, int64_t codec, struct err *err)
     case 0: c->codec = CODEC_NONE; return 0;
     case 1: c->codec = CODEC_SNAPPY; return 0;
     case 2: c->codec = CODEC_GZIP; return 0;
+    case 4:
+        c->codec = CODEC_BROTLI;
+        if (brotli_built()) return 0;
+        return err_set(err,
+                       "%s: column %s: the codec is BROTLI, and this build is without libbrotlidec: apt-get install "
+                       "libbrotli-dev, then build again; or write it with snappy, gzip, zstd or LZ4_RAW",
+                       c->path, c->name);
     case 6: c->codec = CODEC_ZSTD; return 0;
     case 7: c->codec = CODEC_LZ4; return 0;
     default: break;
     }
-    return err_set(err, "%s: column %s: the codec %s is not read: write it with snappy, gzip, zstd or LZ4_RAW", c->path,
-                   c->name, codec > 0 && codec < MT_LEN(names) ? names[codec] : "of an unknown number");
+    return err_set(err, "%s: column %s: the codec %s is not read: write it with snappy, gzip, zstd, BROTLI or LZ4_RAW",
+                   c->path, c->name, codec > 0 && codec < MT_LEN(names) ? names[codec] : "of an unknown number");
 }
 
 int parquet_column_open(struct parquet_column *c, const struct file_map *map, const struct parquet_chunk *chunk,

@@ -23,6 +23,7 @@ cmake --build $out --target mt_train --parallel "$(nproc)" > $out.log 2>&1 || { 
 mv $out.log $out/build.log
 libraries=("-L$out" -lmt_train -lmt_model -lmt_optim -lmt_data -lmt_kernels
     -lopenblas -lz -lzstd -ljansson -linih -lpcre2-8 -lutf8proc -lpthread -lm)
+grep -q 'brotlidec_LIBRARY:.*NOTFOUND' $out/CMakeCache.txt || libraries+=(-lbrotlidec -lbrotlicommon)
 
 failed=0
 for name in "${names[@]}"; do
