@@ -43,7 +43,7 @@ static bool take_number(struct header_scan *s, int64_t *v)
     return n > 0 && n < 19 && (n == 1 || *first != '0');
 }
 
-/* The length of a list of numbers; -1: it is not one, or has more than `most`. */
+/* Reads a list of numbers and returns its length; -1: it is not such a list, or has more than `most`. */
 static int take_numbers(struct header_scan *s, int64_t *v, int most)
 {
     if (!take(s, '[')) return -1;

@@ -147,7 +147,7 @@ static int parse_header(struct safetensors *st, struct json root, int shard, str
     return 0;
 }
 
-/* The tensor of an entry; false: the entry is wrong. */
+/* Sets a tensor from an entry of the header; false: the entry is wrong. */
 static bool set_tensor(struct st_tensor *t, const struct header_entry *e)
 {
     int64_t bits;
@@ -300,7 +300,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
 }
 
-/* The bit of a name in ends. */
+/* Returns the bit of a name in `ends`. */
 static int64_t end_of(const char *name)
 {
     const char *dot = strrchr(name, '.');
@@ -599,7 +599,7 @@ uint64_t safetensors_fingerprint(const struct safetensors *st)
     return h;
 }
 
-/* "__metadata__" of the first file. */
+/* Returns "__metadata__" of the first file. */
 static struct json metadata_of(const struct safetensors *st)
 {
     if (!st->names[0]) return json_find(json_root(st->docs[0]), "__metadata__");

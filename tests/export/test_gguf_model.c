@@ -8,6 +8,7 @@
 
 #include "data/file/file.h"
 #include "kernels/format/quant.h"
+#include "model/layer.h"
 #include "tests/process.h"
 #include "train/gguf/ggml_blocks.h"
 #include "train/gguf/gguf_items.h"
@@ -200,10 +201,14 @@ static void each_family(void **state)
 static void each_type(void **state)
 {
     (void)state;
-    static const char *const models[] = {"qwen3-tiny", "glm-tiny", "glm-flash-tiny"};
+    static const char *const models[][2] = {{"qwen3-tiny", "blk.1.attn_output.weight"},
+                                            {"glm-tiny", "blk.1.attn_output.weight"},
+                                            {"glm-flash-tiny", "blk.1.attn_output.weight"},
+                                            {"qwen3-next-tiny", "blk.1.ssm_out.weight"},
+                                            {"qwen3.5-tiny", "blk.1.ssm_out.weight"}};
     for (int i = 0; i < MT_LEN(models); i++) {
         const char *model = path_in(scratch_dir(), "model");
-        if (RUN("synth", models[i], model, "--layers", "2")) fail_msg("%s", said.err);
+        if (RUN("synth", models[i][0], model, "--layers", "2")) fail_msg("%s", said.err);
         const char *config = config_of(model, case_path("case_a", "eval.jsonl"));
         char adapter[MT_PATH];
         snprintf(adapter, sizeof(adapter), "%.*s/run/adapter", (int)(strrchr(config, '/') - config), config);
@@ -212,7 +217,7 @@ static void each_type(void **state)
             struct gguf g;
             exported(&g, config, adapter, t ? "q4_0" : "q8_0");
             assert_says(said.out, t ? "rounding to Q4_0 removes " : "rounding to Q8_0 removes ");
-            assert_type(&g, "blk.1.attn_output.weight", t ? GGML_Q4_0 : GGML_Q8_0);
+            assert_type(&g, models[i][1], t ? GGML_Q4_0 : GGML_Q8_0);
             assert_type(&g, "blk.1.ffn_down_exps.weight", t ? GGML_Q4_0 : GGML_Q8_0);
             gguf_close(&g);
         }
@@ -269,7 +274,7 @@ static void changed_files(void **state)
 static void refusals(void **state)
 {
     (void)state;
-    static const char *const families[] = {"qwen3_5", "qwen3_next", "deepseek_v4"};
+    static const char *const families[] = {"gemma4", "nemotron", "deepseek_v4"};
     for (int i = 0; i < MT_LEN(families); i++) {
         const char *config = config_of(case_path(families[i], ""), case_path("case_a", "eval.jsonl"));
         assert_int_equal(RUN("export", config, "--to", "gguf-model", "--adapter", case_path("case_a", "adapter_final")),
@@ -310,7 +315,7 @@ static void other_models(void **state)
     test_free(b);
 }
 
-static void refuse_lfm2(const struct arch *a, const char *words)
+static void refuse_arch(const struct arch *a, const char *words)
 {
     struct err err;
     assert_int_equal(gguf_items_check(a, &err), -1);
@@ -341,10 +346,158 @@ static void lfm2(void **state)
     assert_string_equal(heads, expected);
     gguf_meta_close(&m);
     a->router.scale = 2;
-    refuse_lfm2(a, "routed_scaling_factor");
+    refuse_arch(a, "routed_scaling_factor");
     a->router.scale = 1;
     a->conv.bias = true;
-    refuse_lfm2(a, "conv_bias");
+    refuse_arch(a, "conv_bias");
+    test_free(a);
+}
+
+/* ---- gated DeltaNet */
+
+enum { KEYS = 2, VALUES = 4, WIDTH = 32, TAPS = 4, CONV = (2 * KEYS + VALUES) * WIDTH }; /* of the tiny models */
+
+/* n values of a tensor of the checkpoint, from row `row` of n on; the next call overwrites them. */
+static const float *stored_row(const struct safetensors *st, const char *name, int64_t row, int64_t n)
+{
+    static float values[256];
+    char full[128];
+    snprintf(full, sizeof(full), "%slayers.0.linear_attn.%s", weights_prefix(st), name);
+    const struct st_tensor *t = safetensors_find(st, full);
+    if (!t) fail_msg("no tensor %s", full);
+    struct st_tensor part = *t;
+    part.data += row * n * dtype_size(t->dtype);
+    checkpoint_f32(&part, n, values);
+    return values;
+}
+
+static const float *written_row(const struct gguf *g, const char *name, int64_t row, int64_t n)
+{
+    char full[64];
+    snprintf(full, sizeof(full), "blk.0.%s", name);
+    const struct gguf_tensor *t = gguf_tensor(g, full);
+    if (!t) fail_msg("no tensor %s", full);
+    assert_int_equal(t->type, GGML_F32);
+    return (const float *)(const void *)t->data + row * n;
+}
+
+/* Row `row` of the file is row `from` of the checkpoint. */
+static void same_row(const struct gguf *g, const char *name, int64_t row, const struct safetensors *st,
+                     const char *stored, int64_t from, int64_t n)
+{
+    assert_memory_equal(written_row(g, name, row, n), stored_row(st, stored, from, n), (size_t)n * sizeof(float));
+}
+
+/* Vectors, and the output's columns, by value head; head[i]: that of the checkpoint for head i of the file. */
+static void same_heads(const struct gguf *g, const struct safetensors *st, const int64_t *head)
+{
+    for (int64_t i = 0; i < VALUES; i++) {
+        assert_float_equal(*written_row(g, "ssm_a", i, 1), -expf(*stored_row(st, "A_log", head[i], 1)), 1e-6);
+        same_row(g, "ssm_dt.bias", i, st, "dt_bias", head[i], 1);
+    }
+    for (int64_t i = 0; i < CONV; i++) {
+        const int64_t v = i - 2 * KEYS * WIDTH, from = v < 0 ? i : i - v + head[v / WIDTH] * WIDTH + v % WIDTH;
+        same_row(g, "ssm_conv1d.weight", i, st, "conv1d.weight", from, TAPS);
+    }
+    const float *to = written_row(g, "ssm_out.weight", 3, VALUES * WIDTH),
+                *from = stored_row(st, "out_proj.weight", 3, VALUES * WIDTH);
+    for (int64_t i = 0; i < VALUES * WIDTH; i++) assert_true(to[i] == from[head[i / WIDTH] * WIDTH + i % WIDTH]);
+    same_row(g, "ssm_norm.weight", 0, st, "norm.weight", 0, WIDTH);
+}
+
+/* in_proj_qkvz has the rows of q, k, v, z of a key head together; the file has them apart, and in_proj_ba as it is. */
+static void same_as_next(const struct gguf *g, const struct safetensors *st)
+{
+    static const int64_t head[] = {0, 1, 2, 3};
+    const int64_t group = 6 * WIDTH;
+    same_heads(g, st, head);
+    for (int64_t i = 0; i < CONV; i++) {
+        const int64_t part = MT_MIN(i / (KEYS * WIDTH), 2), n = part < 2 ? WIDTH : 2 * WIDTH,
+                      at = i - part * KEYS * WIDTH;
+        same_row(g, "attn_qkv.weight", i, st, "in_proj_qkvz.weight", at / n * group + part * WIDTH + at % n, 256);
+    }
+    for (int64_t i = 0; i < VALUES * WIDTH; i++)
+        same_row(g, "attn_gate.weight", i, st, "in_proj_qkvz.weight",
+                 i / (2 * WIDTH) * group + 4 * WIDTH + i % (2 * WIDTH), 256);
+    for (int64_t i = 0; i < 2 * VALUES; i++) same_row(g, "ssm_ba.weight", i, st, "in_proj_ba.weight", i, 256);
+}
+
+/* The first value head of every key head comes first. */
+static void same_as_3_5(const struct gguf *g, const struct safetensors *st)
+{
+    static const int64_t head[] = {0, 2, 1, 3};
+    same_heads(g, st, head);
+    for (int64_t i = 0; i < VALUES * WIDTH; i++) {
+        const int64_t from = head[i / WIDTH] * WIDTH + i % WIDTH, q_and_k = 2 * KEYS * WIDTH;
+        same_row(g, "attn_qkv.weight", i, st, "in_proj_qkv.weight", i, 256);
+        same_row(g, "attn_qkv.weight", q_and_k + i, st, "in_proj_qkv.weight", q_and_k + from, 256);
+        same_row(g, "attn_gate.weight", i, st, "in_proj_z.weight", from, 256);
+    }
+    for (int64_t i = 0; i < VALUES; i++) {
+        same_row(g, "ssm_beta.weight", i, st, "in_proj_b.weight", head[i], 256);
+        same_row(g, "ssm_alpha.weight", i, st, "in_proj_a.weight", head[i], 256);
+    }
+}
+
+static uint32_t key_of(const struct gguf *g, const char *arch, const char *key)
+{
+    char full[64];
+    snprintf(full, sizeof(full), "%s.%s", arch, key);
+    const struct gguf_value *v = gguf_value(g, full);
+    if (!v) fail_msg("no key %s", full);
+    return v->u32;
+}
+
+/* The adapter has the experts alone, so that other tensors are those of the checkpoint. */
+static void deltanet(void **state)
+{
+    static const struct {
+        const char *model, *arch;
+        void (*same)(const struct gguf *g, const struct safetensors *st);
+    } rows[] = {{"qwen3-next-tiny", "qwen3next", same_as_next}, {"qwen3.5-tiny", "qwen35moe", same_as_3_5}};
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const char *model = path_in(scratch_dir(), "model");
+        char adapter[MT_PATH];
+        struct safetensors st;
+        struct err err;
+        struct gguf g;
+        if (RUN("synth", rows[i].model, model)) fail_msg("%s", said.err);
+        const char *config = config_of(model, case_path("case_a", "eval.jsonl"));
+        snprintf(adapter, sizeof(adapter), "%.*s/run/adapter", (int)(strrchr(config, '/') - config), config);
+        if (RUN(config, "--set", "lora.targets=experts")) fail_msg("%s", said.err);
+        exported(&g, config, adapter, "f32");
+        if (safetensors_open(&st, model, &err)) fail_msg("%s", err.msg);
+        rows[i].same(&g, &st);
+        assert_int_equal(key_of(&g, rows[i].arch, "full_attention_interval"), 4);
+        assert_int_equal(key_of(&g, rows[i].arch, "ssm.inner_size"), VALUES * WIDTH);
+        assert_int_equal(key_of(&g, rows[i].arch, "ssm.time_step_rank"), VALUES);
+        assert_int_equal(key_of(&g, rows[i].arch, "ssm.group_count"), KEYS);
+        assert_int_equal(key_of(&g, rows[i].arch, "expert_shared_feed_forward_length"), 128);
+        assert_non_null(gguf_tensor(&g, "blk.3.attn_q_norm.weight"));
+        assert_null(gguf_tensor(&g, "blk.2.attn_q_norm.weight"));
+        assert_int_equal(gguf_tensor(&g, "blk.0.ffn_gate_inp_shexp.weight")->ndim, 1);
+        safetensors_close(&st);
+        gguf_close(&g);
+    }
+}
+
+static void deltanet_refused(void **state)
+{
+    struct err err;
+    struct arch *a = test_malloc(sizeof(*a));
+    (void)state;
+    if (arch_load(a, case_path("qwen3_next", ""), &err)) fail_msg("%s", err.msg);
+    refuse_arch(a, "linear_value_head_dim");
+    a->delta.shape.value_dim = a->delta.shape.key_dim;
+    refuse_arch(a, "dense layers");
+    a->dense[1] = false;
+    if (gguf_items_check(a, &err)) fail_msg("%s", err.msg);
+    a->mixer[2] = &mixer_attention;
+    refuse_arch(a, "layer_types");
+    a->mixer[2] = &mixer_deltanet;
+    a->attn_bias = true;
+    refuse_arch(a, "attention_bias");
     test_free(a);
 }
 
@@ -397,6 +550,8 @@ int test_gguf_model(void)
         cmocka_unit_test(refusals),
         cmocka_unit_test(other_models),
         cmocka_unit_test(lfm2),
+        cmocka_unit_test(deltanet),
+        cmocka_unit_test(deltanet_refused),
         cmocka_unit_test(tokenizers),
     };
     return cmocka_run_group_tests_name("gguf_model", tests, NULL, NULL);

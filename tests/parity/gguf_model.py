@@ -26,7 +26,8 @@ from llama_peer import load_peer
 
 NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
          "minimax_m2": "minimax-m2", "glm4_moe": "glm4moe",
-         "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2", "lfm2_moe": "lfm2moe"}
+         "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2", "lfm2_moe": "lfm2moe",
+         "qwen3_next": "qwen3next", "qwen3_5_moe_text": "qwen35moe"}
 
 
 def tensors_of(path):
@@ -49,6 +50,42 @@ def fused(t, prefix, end, interleaved):
     if interleaved:
         return torch.stack((gate, up), axis + 1).flatten(axis, axis + 1)
     return torch.cat((gate, up), axis)
+
+
+def heads_back(w, config, first, size):
+    """Value heads on axis 0, `size` rows each, after `first` rows: llama.cpp has the first of every key head, then the
+    second of each."""
+    n_key = config.linear_num_key_heads
+    heads = w[first:].reshape(config.linear_num_value_heads // n_key, n_key, size, *w.shape[1:])
+    return torch.cat((w[:first], heads.swapaxes(0, 1).reshape(w[first:].shape)))
+
+
+def delta_net(t, prefix, name, config):
+    """A tensor of gated DeltaNet as transformers has it."""
+    next_, width = config.model_type == "qwen3_next", config.linear_value_head_dim
+    n_key, keys = config.linear_num_key_heads, 2 * config.linear_num_key_heads * config.linear_key_head_dim
+
+    def back(w, first, size):
+        return w if next_ else heads_back(w, config, first, size)
+
+    if name == "A_log":
+        return back(torch.log(-t.pop(prefix + ".ssm_a")), 0, 1)
+    if name == "dt_bias":
+        return back(t.pop(prefix + ".ssm_dt.bias"), 0, 1)
+    if name == "conv1d.weight":
+        return back(t.pop(prefix + ".ssm_conv1d.weight"), keys, width)[:, None]
+    if name == "in_proj_qkvz.weight":
+        qkv, z = t.pop(prefix + ".attn_qkv.weight"), t.pop(prefix + ".attn_gate.weight")
+        parts = [*torch.split(qkv, [keys // 2, keys // 2, len(qkv) - keys]), z]
+        return torch.cat([p.reshape(n_key, -1, p.shape[-1]) for p in parts], 1).flatten(0, 1)
+    w = t.pop(prefix + {"in_proj_ba": ".ssm_ba", "in_proj_qkv": ".attn_qkv", "in_proj_z": ".attn_gate",
+                        "in_proj_b": ".ssm_beta", "in_proj_a": ".ssm_alpha", "norm": ".ssm_norm",
+                        "out_proj": ".ssm_out"}[name.removesuffix(".weight")] + ".weight")
+    if name == "out_proj.weight":
+        return back(w.T, 0, width).T
+    if name in ("in_proj_ba.weight", "norm.weight"):
+        return w
+    return back(w, keys if "qkv" in name else 0, 1 if name[8] in "ab" else width)
 
 
 def load(model, path):
@@ -75,6 +112,10 @@ def load(model, path):
             w = t.pop(prefix + ".shortconv.conv.weight")[:, None]
         elif name.endswith("inv_freq"):
             continue
+        elif ".linear_attn." in name:
+            w = delta_net(t, prefix, name.split(".linear_attn.")[1], config)
+        elif name.endswith("shared_expert_gate.weight"):
+            w = t.pop(prefix + ".ffn_gate_inp_shexp.weight")[None]
         elif name.endswith("kv_b_proj.weight"):
             keys, values = t.pop(prefix + ".attn_k_b.weight"), t.pop(prefix + ".attn_v_b.weight")
             w = torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
@@ -88,6 +129,8 @@ def load(model, path):
                 w = rotated_back(w, config.num_attention_heads)
             if kind == "mixtral" and name.endswith("k_proj.weight"):
                 w = rotated_back(w, config.num_key_value_heads)
+        if NAMES[kind] in ("qwen3next", "qwen35moe") and name.endswith("norm.weight") and "linear_attn" not in name:
+            w = w - 1
         if oss and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             w = w.transpose(1, 2)
         if w.shape != have.shape:

@@ -3,10 +3,9 @@
  * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. In llama.cpp gate and up are separate; in
  * moetrain they share A. So A is written twice, and the rows of B are split: even and odd for gpt-oss, the two halves
  * otherwise. Experts of Gemma-4 keep gate and up in one tensor. llama.cpp names Mixtral "llama" and interleaves the two
- * halves of every head of q and k. Value heads of gated DeltaNet have another order: llama.cpp has the first value head
- * of every key head, then the second of each; a checkpoint has the value heads of a key head together. This changes
- * rows of B, and for the output projection columns of A. llama.cpp divides Qwen3-Next's in_proj_qkvz into two tensors,
- * q | k | v and z, and has the other fused matrices as stored. Source: llama.cpp, convert_lora_to_gguf.py,
+ * halves of every head of q and k. Value heads of gated DeltaNet have another order (gguf_names_value_row). This
+ * changes rows of B, and for the output projection columns of A. llama.cpp divides Qwen3-Next's in_proj_qkvz into two
+ * tensors, q | k | v and z, and has the other fused matrices as stored. Source: llama.cpp, convert_lora_to_gguf.py,
  * conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py, src/llama-adapter.cpp. */
 #include <math.h>
 #include <stdio.h>
@@ -105,10 +104,7 @@ static void add_param(struct file *f, const struct lora_param *p)
  * heads. */
 static int64_t of_values(const struct delta_shape *s, enum lora_target t, int64_t i, int64_t n)
 {
-    const int64_t d = t == LORA_IN_B || t == LORA_IN_A ? 1 : s->value_dim, first = n - s->n_value * d;
-    if (i < first) return i;
-    const int64_t head = (i - first) / d, key = head % s->n_key, nth = head / s->n_key;
-    return first + (key * (s->n_value / s->n_key) + nth) * d + (i - first) % d;
+    return gguf_names_value_row(s, t == LORA_IN_B || t == LORA_IN_A ? 1 : s->value_dim, i, n);
 }
 
 /* The row of the trained B for row i of the written one. */

@@ -48,19 +48,20 @@ static void merge_rows(struct model_file *f, const struct gguf_item *item, const
     const int64_t n_in = item->n_col;
     const bool adapted = item->target < LORA_TARGETS;
     const struct lora_param *a = adapted ? adapters_find(ad, item->layer, item->target, false) : NULL;
-    int64_t *rows = mem_array(n, sizeof(*rows));
-    for (int64_t i = 0; i < n; i++) rows[i] = gguf_items_row(item, row + i);
     if (item->rows == GGUF_ROWS_ALL) {
         quant_decode(values, w, e, (item->first + row) * n_in, n * n_in, f->dev.n_threads);
     } else {
         float *all = mem_array(item->n_from * n_in, sizeof(*all));
         quant_decode(all, w, e, item->first * n_in, item->n_from * n_in, f->dev.n_threads);
-        for (int64_t i = 0; i < n; i++) memcpy(values + i * n_in, all + rows[i] * n_in, (size_t)n_in * sizeof(*values));
+        for (int64_t i = 0; i < n; i++)
+            memcpy(values + i * n_in, all + gguf_items_row(item, row + i) * n_in, (size_t)n_in * sizeof(*values));
         mem_free(all);
     }
-    if (a)
-        cpu_adapter_add(&f->x->adapter, &f->dev, a, adapters_find(ad, item->layer, item->target, true), e, rows, n,
-                        values, n_in);
+    if (!a) return;
+    int64_t *rows = mem_array(n, sizeof(*rows));
+    for (int64_t i = 0; i < n; i++) rows[i] = gguf_items_adapter_row(item, row + i);
+    cpu_adapter_add(&f->x->adapter, &f->dev, a, adapters_find(ad, item->layer, item->target, true), e, rows, n, values,
+                    n_in);
     mem_free(rows);
 }
 
@@ -145,7 +146,7 @@ static int put_matrix(struct model_file *f, const struct gguf_item *item, const 
         for (int64_t row = 0; row < item->n_row && !rc; row += most) {
             const int64_t n = MT_MIN(most, item->n_row - row);
             merge_rows(f, item, w, e, row, n, values);
-            gguf_items_transpose(item, false, values);
+            gguf_items_columns(item, false, n, values);
             rc = item->type == GGML_MXFP4 ? put_mxfp4(f, item, w, e, values, err)
                                           : put_encoded(f, item, values, n * item->n_col, err);
         }
@@ -166,18 +167,26 @@ static int put_bias(struct model_file *f, const struct gguf_item *item, struct t
     return rc;
 }
 
+static int put_vector(struct model_file *f, const struct gguf_item *item, struct tensor t, struct err *err)
+{
+    float *out = mem_array(item->n_row * item->n_col, sizeof(*out));
+    gguf_items_vector(item, false, out, t.data);
+    const int rc = put(f, out, item->n_row * item->n_col * 4, err);
+    mem_free(out);
+    return rc;
+}
+
 static int put_of_layer(struct model_file *f, const struct gguf_item *item, const struct layer_weights *lw,
                         struct err *err)
 {
     const void *at = (const char *)lw + item->at;
     const struct proj *proj = at;
-    const struct tensor *t = at;
     switch (item->kind) {
     case GGUF_MATRIX:
         return proj->quant.format.bits ? put_trained(f, item, proj, err) : put_matrix(f, item, &proj->w, err);
     case GGUF_BIAS: return put_bias(f, item, proj->bias, err);
     case GGUF_ROUTER: return put_matrix(f, item, at, err);
-    default: return put(f, t->data, item->n_row * item->n_col * 4, err);
+    default: return put_vector(f, item, *(const struct tensor *)at, err);
     }
 }
 

@@ -42,7 +42,7 @@ static void read_rows(const struct merged *m, const struct gguf_item *item, floa
     float *rows = mem_array(n, sizeof(*rows));
     for (int64_t e = 0; e < item->n_exp; e++, from += bytes) {
         ggml_decode(rows, item->type, from, n);
-        gguf_items_transpose(item, true, rows);
+        gguf_items_columns(item, true, item->n_row, rows);
         for (int64_t i = 0; i < item->n_row; i++)
             memcpy(to + (e * item->n_out + item->first + gguf_items_row(item, i)) * item->n_col, rows + i * item->n_col,
                    (size_t)item->n_col * sizeof(*to));
@@ -102,7 +102,7 @@ static void read_bias(const struct merged *m, const struct gguf_item *item, floa
 
 static void read_vector(const struct merged *m, const struct gguf_item *item, void *to)
 {
-    memcpy(to, gguf_tensor(&m->gguf, item->name)->data, (size_t)(item->n_row * item->n_col) * sizeof(float));
+    gguf_items_vector(item, true, to, (const void *)gguf_tensor(&m->gguf, item->name)->data);
 }
 
 /* lw: the same layer of the base model; its values are replaced. */

@@ -272,13 +272,6 @@ static const struct proj *proj_in(const struct layer_weights *lw, const struct p
     return (const struct proj *)(const void *)((const char *)lw + p->proj);
 }
 
-/* The type of a product's matrices in gguf-model. */
-static enum ggml_type ggml_of(const struct export *x, const struct product *p)
-{
-    const bool half = x->ggml != GGML_F32 && (p->target[0] == LORA_KV_B || p->n_in % ggml_layout(x->ggml)->block);
-    return half ? GGML_F16 : x->ggml;
-}
-
 void merged_compare(struct merged *merged, struct device *dev, const struct export *x, struct export_diff *l,
                     int64_t layer, const struct layer_weights *source, const struct layer_weights *exported)
 {
@@ -291,7 +284,8 @@ void merged_compare(struct merged *merged, struct device *dev, const struct expo
         const struct weight *w = &from->w;
         const int64_t mark = arena_mark(&dev->work);
         struct pair p = {.source = from, .exported = &to->w};
-        if (merged->gguf.n_tensors && !weight_is_packed(to->w.format)) p.ggml = ggml_of(x, one);
+        if (merged->gguf.n_tensors && !weight_is_packed(to->w.format))
+            p.ggml = gguf_items_type(&merged->arch, one, x->ggml);
         if (from->quant.format.bits) {
             const struct tensor y = arena_tensor_3d(&dev->work, DT_F32, w->n_exp, w->n_out, w->n_in);
             op_decode(dev, y, from, (struct tensor){0});

@@ -1,6 +1,6 @@
 /* gguf_items.c - the tensors of each family. Source: llama.cpp, src/models/{openai-moe,qwen3moe,olmoe,llama,
- * minimax-m2,glm4-moe,deepseek2,lfm2}.cpp: load_arch_tensors for the names, build_arch_graph for values that its code
- * fixes. */
+ * minimax-m2,glm4-moe,deepseek2,lfm2,qwen3next,qwen35moe}.cpp: load_arch_tensors for the names, build_arch_graph for
+ * values that its code fixes. */
 #include "train/gguf/gguf_items.h"
 
 #include <math.h>
@@ -28,6 +28,8 @@ static const struct family families[] = {
     {"glm4_moe_lite", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
     {"deepseek_v3", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
     {"lfm2_moe", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, true},
+    {"qwen3_next", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
+    {"qwen3_5_moe", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
 };
 
 static const struct family *family_of(const struct arch *a)
@@ -77,6 +79,24 @@ static int check_lfm2(const struct arch *a, struct err *err)
     return 0;
 }
 
+int64_t gguf_items_interval(const struct arch *a)
+{
+    int64_t l = 0;
+    while (l < a->n_layer && a->mixer[l] == &mixer_deltanet) l++;
+    return l + 1;
+}
+
+/* Refuses what llama.cpp fixes otherwise in Qwen3-Next and Qwen3.5. */
+static int check_delta(const struct arch *a, struct err *err)
+{
+    const int64_t interval = gguf_items_interval(a);
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if ((a->mixer[l] == &mixer_attention) != ((l + 1) % interval == 0)) return differs("layers (layer_types)", err);
+    if (a->delta.shape.key_dim != a->delta.shape.value_dim)
+        return differs("heads of DeltaNet (linear_value_head_dim)", err);
+    return a->attn_bias ? differs("biases (attention_bias)", err) : 0;
+}
+
 int gguf_items_check(const struct arch *a, struct err *err)
 {
     const struct family *f = family_of(a);
@@ -84,10 +104,11 @@ int gguf_items_check(const struct arch *a, struct err *err)
         return err_set(
             err,
             "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite, "
-            "deepseek_v3 and lfm2_moe, not %s: export merged-bf16 and convert it with llama.cpp's "
-            "convert_hf_to_gguf.py",
+            "deepseek_v3, lfm2_moe, qwen3_next and qwen3_5_moe, not %s: export merged-bf16 and convert it with "
+            "llama.cpp's convert_hf_to_gguf.py",
             a->family);
     if (is_lfm2(a) && check_lfm2(a, err)) return -1;
+    if (a->delta.shape.n_key && check_delta(a, err)) return -1;
     const bool either = f->router == ROUTER_SIGMOID_CHOSEN && a->router.kind == ROUTER_SIGMOID; /* a key says which */
     if (a->router.kind != f->router && !either) return differs("weights of the chosen experts (norm_topk_prob)", err);
     if (a->qk_norm != f->qk_norm && a->qk_norm != f->other_norm) return differs("norms of queries and keys", err);
@@ -121,13 +142,41 @@ static void add_vector(struct gguf_items *list, int64_t layer, size_t at, int64_
             .kind = GGUF_VECTOR, .layer = layer, .at = at, .target = LORA_TARGETS, .n_exp = 1, .n_row = 1, .n_col = n},
         name, end);
 }
-static void add_conv(struct gguf_items *list, int64_t layer, const struct arch *a)
-{
-    add_vector(list, layer, offsetof(struct layer_weights, shortconv.conv), a->conv.n_tap, "shortconv.conv", ".weight");
-    list->items[list->n - 1].n_row = a->d_model;
-}
 #define VECTOR(list, layer, field, n, name, end)                                                                       \
     add_vector(list, layer, offsetof(struct layer_weights, field), n, name, end)
+
+static void add_conv(struct gguf_items *list, int64_t layer, const struct arch *a)
+{
+    VECTOR(list, layer, shortconv.conv, a->conv.n_tap, "shortconv.conv", ".weight");
+    list->items[list->n - 1].n_row = a->d_model;
+}
+
+/* Returns whether the file has value heads in another order than the checkpoint. That of Qwen3-Next has them as its
+ * fused matrices. */
+static bool moves_heads(const struct arch *a) { return a->delta.shape.n_key && !a->delta.fused; }
+
+/* Sets the order of the last item, which has value heads of d rows, or of d values. */
+static void set_heads(const struct gguf_items *list, const struct arch *a, int64_t d)
+{
+    struct gguf_item *item = &list->items[list->n - 1];
+    item->rows = moves_heads(a) ? GGUF_ROWS_HEADS : GGUF_ROWS_ALL;
+    item->delta = a->delta.shape;
+    item->head = d;
+}
+
+static void add_delta(struct gguf_items *list, int64_t layer, const struct arch *a)
+{
+    const struct delta_shape *s = &a->delta.shape;
+    VECTOR(list, layer, deltanet.conv, a->delta.n_tap, "ssm_conv1d", ".weight");
+    list->items[list->n - 1].n_row = 2 * s->n_key * s->key_dim + s->n_value * s->value_dim;
+    set_heads(list, a, s->value_dim);
+    VECTOR(list, layer, deltanet.dt_bias, s->n_value, "ssm_dt", ".bias");
+    set_heads(list, a, 1);
+    VECTOR(list, layer, deltanet.a_log, s->n_value, "ssm_a", "");
+    set_heads(list, a, 1);
+    list->items[list->n - 1].decay = true;
+    VECTOR(list, layer, deltanet.norm, s->value_dim, "ssm_norm", ".weight");
+}
 
 static enum ggml_type type_of(enum ggml_type wanted, int64_t n_col)
 {
@@ -144,12 +193,9 @@ static void add_rows(struct gguf_items *list, struct gguf_item item, const char 
     if (bias) add(list, item, name, ".bias");
 }
 
-/* Adds kv_b, in F16 instead of a block type: its keys are transposed, so blocks of the file would not be blocks of rows
- * in memory. */
 static void add_kv_b(struct gguf_items *list, const struct arch *a, struct gguf_item item)
 {
     const int64_t n_head = a->attn[0].n_head;
-    if (item.type != GGML_F32) item.type = GGML_F16;
     item.head = a->mla.nope + a->mla.value;
     item.rows = GGUF_ROWS_KEYS;
     item.part = a->mla.nope;
@@ -173,6 +219,30 @@ static const char *matrix_name(const struct arch *a, enum lora_target t)
     }
 }
 
+/* Returns F16 where blocks of the file are not blocks of rows in memory: keys of kv_b are transposed, heads of columns
+ * move. */
+enum ggml_type gguf_items_type(const struct arch *a, const struct product *p, enum ggml_type matrices)
+{
+    if (p->target[0] == LORA_KV_B) return matrices == GGML_F32 ? GGML_F32 : GGML_F16;
+    return type_of(matrices, p->target[0] == LORA_OUT && moves_heads(a) ? a->delta.shape.value_dim : p->n_in);
+}
+
+/* Adds in_proj_qkvz of Qwen3-Next, whose rows are q | k | v | z in memory. */
+static void add_qkvz(struct gguf_items *list, const struct arch *a, struct gguf_item item)
+{
+    const int64_t n_value = a->delta.shape.n_value * a->delta.shape.value_dim;
+    item.n_from = item.n_row -= n_value;
+    add_rows(list, item, "attn_qkv", false);
+    item.first = item.n_row;
+    item.n_from = item.n_row = n_value;
+    add_rows(list, item, "attn_gate", false);
+}
+
+static bool is_delta_input(enum lora_target t)
+{
+    return t == LORA_IN_QKV || t == LORA_IN_Z || t == LORA_IN_B || t == LORA_IN_A;
+}
+
 static void add_product(struct gguf_items *list, const struct arch *a, int64_t layer, const struct product *p,
                         enum ggml_type matrices)
 {
@@ -183,7 +253,8 @@ static void add_product(struct gguf_items *list, const struct arch *a, int64_t l
                              .n_exp = p->n_exp,
                              .n_col = p->n_in,
                              .n_out = p->n_out,
-                             .type = type_of(mxfp4 ? GGML_MXFP4 : matrices, p->n_in)};
+                             .type = mxfp4 ? type_of(GGML_MXFP4, p->n_in) : gguf_items_type(a, p, matrices),
+                             .order = p->order};
     for (int k = 0; k < p->n_target; item.first += p->rows[k++]) {
         const enum lora_target t = p->target[k];
         const bool q_or_k = t == LORA_Q || t == LORA_K, qkv = q_or_k || t == LORA_V;
@@ -203,10 +274,35 @@ static void add_product(struct gguf_items *list, const struct arch *a, int64_t l
             add_kv_b(list, a, item);
             continue;
         }
+        if (t == LORA_IN_QKVZ) {
+            add_qkvz(list, a, item);
+            continue;
+        }
+        if (t == LORA_IN_BA) item.rows = GGUF_ROWS_STORED;
         if (q_or_k && !strcmp(a->family, "mixtral")) item.rows = GGUF_ROWS_ROTATED;
         item.head = arch_attn(a, layer)->head_dim;
         add_rows(list, item, matrix_name(a, t), bias);
+        if (is_delta_input(t)) set_heads(list, a, t == LORA_IN_B || t == LORA_IN_A ? 1 : a->delta.shape.value_dim);
+        if (t != LORA_OUT || !moves_heads(a)) continue;
+        list->items[list->n - 1].delta = a->delta.shape;
+        list->items[list->n - 1].columns = true;
     }
+}
+
+/* Adds a matrix [n_row, D] in F32. */
+static void add_router(struct gguf_items *list, const struct arch *a, int64_t layer, size_t at, int64_t n_row,
+                       const char *name)
+{
+    const struct gguf_item item = {.kind = GGUF_ROUTER,
+                                   .layer = layer,
+                                   .at = at,
+                                   .target = LORA_TARGETS,
+                                   .n_exp = 1,
+                                   .n_row = n_row,
+                                   .n_from = n_row,
+                                   .n_out = n_row,
+                                   .n_col = a->d_model};
+    add(list, item, name, ".weight");
 }
 
 static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, enum ggml_type matrices)
@@ -218,7 +314,8 @@ static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, 
     VECTOR(list, l, ffn_norm, a->d_model, family_of(a)->ffn_norm, ".weight");
     const bool conv = a->mixer[l] == &mixer_shortconv;
     if (conv) add_conv(list, l, a);
-    if (a->qk_norm != QK_NORM_NONE && !conv) {
+    if (a->mixer[l] == &mixer_deltanet) add_delta(list, l, a);
+    if (a->qk_norm != QK_NORM_NONE && a->mixer[l] == &mixer_attention) {
         VECTOR(list, l, attention.q_norm, (whole ? h->n_head : 1) * h->head_dim, "attn_q_norm", ".weight");
         VECTOR(list, l, attention.k_norm, (whole ? h->n_kv : 1) * h->head_dim, "attn_k_norm", ".weight");
     }
@@ -231,17 +328,8 @@ static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, 
     for (int i = 0; i < LAYER_PRODUCTS; i++)
         if (p[i].n_out) add_product(list, a, l, &p[i], matrices);
     if (!arch_is_routed(a, l)) return;
-    add(list,
-        (struct gguf_item){.kind = GGUF_ROUTER,
-                           .layer = l,
-                           .at = offsetof(struct layer_weights, router),
-                           .target = LORA_TARGETS,
-                           .n_exp = 1,
-                           .n_row = a->n_exp,
-                           .n_from = a->n_exp,
-                           .n_out = a->n_exp,
-                           .n_col = a->d_model},
-        "ffn_gate_inp", ".weight");
+    add_router(list, a, l, offsetof(struct layer_weights, router), a->n_exp, "ffn_gate_inp");
+    if (a->shared_gate) add_router(list, a, l, offsetof(struct layer_weights, shared_gate), 1, "ffn_gate_inp_shexp");
     if (!a->router_bias) return;
     const bool sigmoid = router_is_sigmoid(&a->router);
     VECTOR(list, l, router_bias, a->n_exp, sigmoid ? "exp_probs_b" : "ffn_gate_inp", ".bias");
@@ -278,6 +366,7 @@ void gguf_items_free(struct gguf_items *list)
 int64_t gguf_items_row(const struct gguf_item *item, int64_t i)
 {
     const int64_t d = item->head;
+    const bool flat = item->kind == GGUF_VECTOR && item->n_row == 1;
     switch (item->rows) {
     case GGUF_ROWS_ALL: break;
     case GGUF_ROWS_EVEN: return 2 * i;
@@ -286,28 +375,62 @@ int64_t gguf_items_row(const struct gguf_item *item, int64_t i)
     case GGUF_ROWS_ROTATED: return i / d * d + i % 2 * (d / 2) + i % d / 2;
     case GGUF_ROWS_KEYS: return i / item->part * d + i % item->part;
     case GGUF_ROWS_VALUES: return i / item->part * d + d - item->part + i % item->part;
+    case GGUF_ROWS_HEADS: return gguf_names_value_row(&item->delta, d, i, flat ? item->n_col : item->n_row);
+    case GGUF_ROWS_STORED: return arch_row_in_memory(&item->order, i);
     }
     return i;
 }
 
-void gguf_items_transpose(const struct gguf_item *item, bool back, float *values)
+int64_t gguf_items_adapter_row(const struct gguf_item *item, int64_t i)
 {
-    const int64_t n = item->n_row * item->n_col, rows = back ? item->n_col : item->part,
-                  cols = back ? item->part : item->n_col;
-    if (item->rows != GGUF_ROWS_KEYS) return;
-    float *from = mem_array(n, sizeof(*from));
-    memcpy(from, values, (size_t)n * sizeof(*from));
+    const int64_t row = gguf_items_row(item, i);
+    return item->order.n_group ? arch_stored_row(&item->order, item->first + row) : row;
+}
+
+static void transpose(const struct gguf_item *item, bool back, int64_t n, float *to, const float *from)
+{
+    const int64_t rows = back ? item->n_col : item->part, cols = back ? item->part : item->n_col;
     for (int64_t at = 0; at < n; at += rows * cols)
         for (int64_t i = 0; i < rows; i++)
-            for (int64_t k = 0; k < cols; k++) values[at + k * rows + i] = from[at + i * cols + k];
+            for (int64_t k = 0; k < cols; k++) to[at + k * rows + i] = from[at + i * cols + k];
+}
+
+static void move_heads(const struct gguf_item *item, bool back, int64_t n, float *to, const float *from)
+{
+    for (int64_t at = 0; at < n; at += item->n_col)
+        for (int64_t k = 0; k < item->n_col; k++) {
+            const int64_t memory = gguf_names_value_row(&item->delta, item->delta.value_dim, k, item->n_col);
+            to[at + (back ? memory : k)] = from[at + (back ? k : memory)];
+        }
+}
+
+void gguf_items_columns(const struct gguf_item *item, bool back, int64_t n_row, float *values)
+{
+    const int64_t n = n_row * item->n_col;
+    if (item->rows != GGUF_ROWS_KEYS && !item->columns) return;
+    float *from = mem_array(n, sizeof(*from));
+    memcpy(from, values, (size_t)n * sizeof(*from));
+    (item->columns ? move_heads : transpose)(item, back, n, values, from);
     mem_free(from);
+}
+
+void gguf_items_vector(const struct gguf_item *item, bool back, float *to, const float *from)
+{
+    const int64_t n_row = item->n_row > 1 ? item->n_row : item->n_col, n_col = item->n_row > 1 ? item->n_col : 1;
+    for (int64_t i = 0; i < n_row; i++) {
+        const int64_t memory = gguf_items_row(item, i);
+        for (int64_t k = 0; k < n_col; k++) {
+            const float v = from[(back ? i : memory) * n_col + k];
+            to[(back ? memory : i) * n_col + k] = !item->decay ? v : back ? logf(-v) : -expf(v);
+        }
+    }
 }
 
 /* A bias of one matrix is [n_row], of experts [n_exp, n_row]. */
 struct gguf_tensor gguf_items_tensor(const struct gguf_item *item)
 {
     struct gguf_tensor t = {.name = item->name, .type = item->type};
-    const bool vector = item->kind == GGUF_VECTOR || item->kind == GGUF_NORM;
+    const bool vector = item->kind == GGUF_VECTOR || item->kind == GGUF_NORM || item->kind == GGUF_ROUTER;
     if (item->kind == GGUF_MATRIX && lora_target_is_stack(item->target)) t.shape[t.ndim++] = item->n_exp;
     if (item->part) {
         const bool keys = item->rows == GGUF_ROWS_KEYS;

@@ -11,7 +11,8 @@
 enum gguf_kind { GGUF_EMBED, GGUF_MATRIX, GGUF_BIAS, GGUF_ROUTER, GGUF_VECTOR, GGUF_NORM, GGUF_HEAD };
 /* Which rows of a matrix an item has. ROTATED: all, with the two halves of each head interleaved. KEYS, VALUES: those
  * rows of kv_b, in which each head has rows of keys, then rows of values. The file has a matrix per head; matrices of
- * keys are transposed. */
+ * keys are transposed. HEADS: all, with value heads of gated DeltaNet in the order of gguf_names_value_row. STORED:
+ * all, in the order of the checkpoint. */
 enum gguf_rows {
     GGUF_ROWS_ALL,
     GGUF_ROWS_EVEN,
@@ -19,7 +20,9 @@ enum gguf_rows {
     GGUF_ROWS_SECOND,
     GGUF_ROWS_ROTATED,
     GGUF_ROWS_KEYS,
-    GGUF_ROWS_VALUES
+    GGUF_ROWS_VALUES,
+    GGUF_ROWS_HEADS,
+    GGUF_ROWS_STORED
 };
 
 struct gguf_item {
@@ -36,6 +39,10 @@ struct gguf_item {
     enum gguf_rows rows;
     int64_t head, part; /* head: rows of a head in the matrix, if the file has another order; part: how many of them the
                            item has */
+    struct row_order order;   /* of the target's rows in the checkpoint; then it is the matrix's only target */
+    struct delta_shape delta; /* of rows or columns that are value heads */
+    bool columns;             /* they are columns */
+    bool decay;               /* the file has -exp(v) of values v in memory */
 };
 struct gguf_items {
     struct gguf_item *items;
@@ -44,14 +51,24 @@ struct gguf_items {
 
 /* Checks that llama.cpp computes this model as training does. The error says what differs. */
 int gguf_items_check(const struct arch *a, struct err *err) MT_CHECK;
+/* Returns n of models with gated DeltaNet in which every n-th layer has attention instead. */
+int64_t gguf_items_interval(const struct arch *a);
 /* Lists all tensors, in the order of the layers. matrices: the type of matrices whose rows are whole blocks of this
- * type; other matrices, and kv_b, are F16. Experts of gpt-oss are MXFP4 unless `matrices` is F32 or F16. */
+ * type; other matrices, and those of gguf_items_type, are F16. Experts of gpt-oss are MXFP4 unless `matrices` is F32 or
+ * F16. */
 void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_type matrices);
 void gguf_items_free(struct gguf_items *list);
+/* Returns the type of a product's matrices, where `matrices` was asked for. */
+enum ggml_type gguf_items_type(const struct arch *a, const struct product *p, enum ggml_type matrices);
 /* The row of the target that is row i of the item. With item.first added, it is the row of the matrix in memory. */
 int64_t gguf_items_row(const struct gguf_item *item, int64_t i);
-/* Transposes all rows of an item with GGUF_ROWS_KEYS for the file, or back; does nothing with other items. */
-void gguf_items_transpose(const struct gguf_item *item, bool back, float *values);
+/* The row of the target's B, in the order of the checkpoint, for row i of the item. */
+int64_t gguf_items_adapter_row(const struct gguf_item *item, int64_t i);
+/* Moves the columns of n_row rows of an item with `columns` for the file, or back; transposes all rows of an item with
+ * GGUF_ROWS_KEYS. */
+void gguf_items_columns(const struct gguf_item *item, bool back, int64_t n_row, float *values);
+/* Copies the values of a GGUF_VECTOR for the file, or back. */
+void gguf_items_vector(const struct gguf_item *item, bool back, float *to, const float *from);
 struct gguf_tensor gguf_items_tensor(const struct gguf_item *item); /* its name is the item's */
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "model/layer.h"
+#include "train/gguf/gguf_items.h"
 #include "train/gguf/gguf_names.h"
 
 enum { GATING_SIGMOID = 2, FILE_F32 = 0, FILE_F16 = 1, FILE_Q4_0 = 2, FILE_Q8_0 = 7, FILE_MXFP4 = 38 };
@@ -82,6 +83,7 @@ static void put_experts(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".expert_count", a->n_exp);
     gguf_meta_u32(m, ".expert_used_count", a->top_k);
     gguf_meta_u32(m, ".expert_feed_forward_length", a->d_ff);
+    if (a->shared_gate) gguf_meta_u32(m, ".expert_shared_feed_forward_length", a->d_shared);
     if (!router_is_sigmoid(&a->router)) return;
     gguf_meta_u32(m, ".expert_gating_func", GATING_SIGMOID);
     gguf_meta_f32(m, ".expert_weights_scale", (double)a->router.scale);
@@ -126,6 +128,24 @@ static void put_latent(struct gguf_meta *m, const struct mla_arch *a)
     gguf_meta_u32(m, ".attention.value_length_mla", a->value);
 }
 
+static void put_delta(struct gguf_meta *m, const struct arch *a)
+{
+    const struct delta_shape *s = &a->delta.shape;
+    const int64_t pairs = a->rope[0].width / 2, third = (pairs + 2) / 3;
+    const int32_t sections[] = {(int32_t)third, (int32_t)third, (int32_t)(pairs - 2 * third), 0};
+    gguf_meta_u32(m, ".ssm.conv_kernel", a->delta.n_tap);
+    gguf_meta_u32(m, ".ssm.state_size", s->key_dim);
+    gguf_meta_u32(m, ".ssm.group_count", s->n_key);
+    gguf_meta_u32(m, ".ssm.time_step_rank", s->n_value);
+    gguf_meta_u32(m, ".ssm.inner_size", s->n_value * s->value_dim);
+    gguf_meta_u32(m, ".full_attention_interval", gguf_items_interval(a));
+    if (a->delta.fused) return;
+    /* of the axes of images; for text all axes have the same position */
+    int32_t *axes = gguf_meta_own(m, mem_array(MT_LEN(sections), sizeof(*axes)));
+    memcpy(axes, sections, sizeof(sections));
+    gguf_meta_array(m, ".rope.dimension_sections", GGUF_I32, MT_LEN(sections), axes);
+}
+
 static void put_sizes(struct gguf_meta *m, const struct arch *a)
 {
     const struct attn_arch *h = arch_attn(a, 0);
@@ -145,6 +165,7 @@ static void put_sizes(struct gguf_meta *m, const struct arch *a)
     if (h->window) gguf_meta_u32(m, ".attention.sliding_window", h->window);
     put_rope(m, &a->rope[h->rope]);
     put_experts(m, a);
+    if (a->delta.shape.n_key) put_delta(m, a);
 }
 
 void gguf_meta_open(struct gguf_meta *m, const struct gguf_meta_model *model)

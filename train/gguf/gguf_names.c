@@ -46,3 +46,11 @@ const char *gguf_names_matrix(const struct arch *a, enum lora_target t)
                                                     [LORA_LATENT_UP] = "ffn_latent_up"};
     return a->mla.kv_lora && t == LORA_Q ? NULL : names[t];
 }
+
+int64_t gguf_names_value_row(const struct delta_shape *s, int64_t d, int64_t i, int64_t n)
+{
+    const int64_t first = n - s->n_value * d;
+    if (i < first) return i;
+    const int64_t head = (i - first) / d, key = head % s->n_key, nth = head / s->n_key;
+    return first + (key * (s->n_value / s->n_key) + nth) * d + (i - first) % d;
+}
