@@ -3,8 +3,8 @@
  * Needs: E <= 512, M below 2^31. M may be 0: then offs is zeros.
  * Grid: each warp handles 512 consecutive slots. (1) counts per (expert, warp); (2) one warp per expert turns its
  *   counts into exclusive prefix sums over the warps; (3) the warps of (1) again: the row of a slot is the start of
- *   its expert + the expert's slots in earlier warps + those earlier in this warp. Registers on sm_90a, no spills:
- *   26, 24, 32; shared memory 8, 0, 8 KiB.
+ *   its expert + the expert's slots in earlier warps + those earlier in this warp. Up to 2048 slots one block does all
+ *   three in one launch.
  * Bound: idx twice, 8 M bytes of maps, 4 E M / 512 bytes of counts four times.
  * Numerics: integers only. */
 #include "kernels/cuda/core/cuda.h"
@@ -52,6 +52,47 @@ static __device__ inline void load_part(int e[STEPS], const int32_t *idx, int64_
     }
 }
 
+/* own[e] = slots of expert e in a part, by one warp. */
+static __device__ inline void count_part(int *own, const int of_slot[STEPS], int n_exp)
+{
+    for (int e = (int)threadIdx.x % 32; e < n_exp; e += 32) own[e] = 0;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        if (of_slot[i] != ALL) atomicAdd(&own[of_slot[i]], 1);
+    __syncwarp();
+}
+
+/* Writes the rows of the slots of a part, by one warp. next: the next row of each expert. */
+static __device__ inline void place_part(int32_t *row_slot, int32_t *slot_row, int *next, const int of_slot[STEPS],
+                                         int64_t first, int64_t n_slot)
+{
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        if (first + 32 * i >= n_slot) break; /* the whole warp */
+        const int64_t slot = first + 32 * i + lane;
+        const int e = of_slot[i];
+        const bool in = e != ALL;
+        const unsigned same = __match_any_sync(0xffffffffu, e), below = same & ((1u << lane) - 1);
+        const int row = in ? next[e] + __popc(below) : 0;
+        __syncwarp();
+        if (in) {
+            row_slot[row] = (int32_t)slot;
+            slot_row[slot] = row;
+            if (!below) next[e] = row + __popc(same);
+        }
+        __syncwarp();
+    }
+}
+
+/* offs = the first row of each expert, and their number, by one warp. */
+static __device__ inline void write_offs(int32_t *offs, const int *first, int n_row, int n_exp)
+{
+    for (int e = (int)threadIdx.x % 32; e < n_exp; e += 32) offs[e] = first[e];
+    if (threadIdx.x % 32 == 0) offs[n_exp] = n_row;
+}
+
 /* count [E, n_part]: slots of expert e in each part of 512. */
 static __global__ void __launch_bounds__(32 * WARPS)
     count_slots(int *count, const int32_t *idx, int64_t n_slot, int n_exp, int n_part)
@@ -60,12 +101,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, part = (int)blockIdx.x * WARPS + warp;
     int of_slot[STEPS];
     load_part(of_slot, idx, (int64_t)part * SLOTS, n_slot);
-    for (int e = lane; e < n_exp; e += 32) own[warp][e] = 0;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < STEPS; i++)
-        if (of_slot[i] != ALL) atomicAdd(&own[warp][of_slot[i]], 1);
-    __syncwarp();
+    count_part(own[warp], of_slot, n_exp);
     if (part >= n_part) return;
     for (int e = lane; e < n_exp; e += 32) count[(int64_t)e * n_part + part] = own[warp][e];
 }
@@ -91,29 +127,43 @@ static __global__ void __launch_bounds__(32 * WARPS)
     load_part(of_slot, idx, first, n_slot);
     const int n_row = warp_prefix(next[warp], total, n_exp);
     __syncwarp();
-    if (part == 0) { /* the first row of each expert, before the counts are added */
-        for (int e = lane; e < n_exp; e += 32) offs[e] = next[warp][e];
-        if (lane == 0) offs[n_exp] = n_row;
-    }
+    if (part == 0) write_offs(offs, next[warp], n_row, n_exp); /* before the counts are added */
+    __syncwarp();
     if (part >= n_part) return;
     for (int e = lane; e < n_exp; e += 32) next[warp][e] += count[(int64_t)e * n_part + part];
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        if (first + 32 * i >= n_slot) break; /* the whole warp */
-        const int64_t slot = first + 32 * i + lane;
-        const int e = of_slot[i];
-        const bool in = e != ALL;
-        const unsigned same = __match_any_sync(0xffffffffu, e), below = same & ((1u << lane) - 1);
-        const int row = in ? next[warp][e] + __popc(below) : 0;
-        __syncwarp();
-        if (in) {
-            row_slot[row] = (int32_t)slot;
-            slot_row[slot] = row;
-            if (!below) next[warp][e] = row + __popc(same);
+    place_part(row_slot, slot_row, next[warp], of_slot, first, n_slot);
+}
+
+/* All steps, of at most WARPS parts. One block. */
+static __global__ void __launch_bounds__(32 * WARPS)
+    sort_few(int32_t *offs, int32_t *row_slot, int32_t *slot_row, const int32_t *idx, int64_t n_slot, int n_exp)
+{
+    __shared__ int next[WARPS][MAX_EXP], total[MAX_EXP];
+    const int warp = (int)threadIdx.x / 32;
+    int of_slot[STEPS];
+    load_part(of_slot, idx, (int64_t)warp * SLOTS, n_slot);
+    count_part(next[warp], of_slot, n_exp);
+    __syncthreads();
+    for (int e = (int)threadIdx.x; e < n_exp; e += 32 * WARPS) {
+        int before = 0;
+        for (int w = 0; w < WARPS; w++) {
+            const int own = next[w][e];
+            next[w][e] = before;
+            before += own;
         }
-        __syncwarp();
+        total[e] = before;
     }
+    __syncthreads();
+    if (warp == 0) {
+        const int n_row = warp_prefix(total, total, n_exp);
+        __syncwarp();
+        write_offs(offs, total, n_row, n_exp);
+    }
+    __syncthreads();
+    for (int e = (int)threadIdx.x % 32; e < n_exp; e += 32) next[warp][e] += total[e];
+    __syncwarp();
+    place_part(row_slot, slot_row, next[warp], of_slot, (int64_t)warp * SLOTS, n_slot);
 }
 
 extern "C" void cuda_route_sort(struct device *dev, struct route *r, int64_t n_exp)
@@ -123,6 +173,12 @@ extern "C" void cuda_route_sort(struct device *dev, struct route *r, int64_t n_e
     int *count = s.count, *total = s.total;
     MT_REQUIRE(n_exp >= 1 && n_exp <= MAX_EXP && n_slot <= INT32_MAX, "a sort of %lld slots by %lld experts",
                (long long)n_slot, (long long)n_exp);
+    if (n_part <= WARPS) {
+        sort_few<<<1, 32 * WARPS, 0, cuda.stream>>>(i32_ptr(r->offs), i32_ptr(r->row_slot), i32_ptr(r->slot_row),
+                                                    i32_ptr(r->idx), n_slot, (int)n_exp);
+        CUDA_CHECK_LAUNCH();
+        return;
+    }
     const unsigned grid = grid_x(ceil_div(n_part, WARPS));
     count_slots<<<grid, 32 * WARPS, 0, cuda.stream>>>(count, i32_ptr(r->idx), n_slot, (int)n_exp, (int)n_part);
     CUDA_CHECK_LAUNCH();
