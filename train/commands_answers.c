@@ -57,7 +57,8 @@ static const struct cli_row generate_rows[] = {
            "answer a conversation, {\"messages\", \"tools\"} or a list of messages; the checkpoint's chat "
            "template renders it; answers at its end are ignored"),
     OPTION(generate_options, input, "--input", "FILE", NULL, NULL,
-           "answer the rows of a JSONL file, many at once: {prompt | prompt_ids | messages, tools}, and id, n, seed, "
+           "answer the rows of a JSONL file, many at once: {prompt | prompt_ids | messages, tools, documents, "
+           "chat_template_kwargs}, and id, n, seed, "
            "max_tokens, min_tokens, temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, "
            "presence_penalty, stop, stop_token_ids, top_logprobs, prompt_logprobs, ignore_eos, logit_bias"),
     OPTION(generate_options, output, "--output", "FILE", NULL, NULL,

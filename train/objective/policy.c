@@ -93,23 +93,23 @@ static int check_recorded(const struct config *c, const char *name, struct err *
     return 0;
 }
 
-/* Refuses a reward `environment` without environment.command; warns if no reward uses the command's rewards. */
-static int check_environment(const struct config *c, struct err *err)
+/* Finds a reward `environment`: its key in name, or "". */
+static void find_environment(const struct config *c, char name[REWARD_NAME])
 {
     struct reward_key key;
-    bool takes = false;
-    for (int64_t i = 0; reward_keys_get(c->reward.NAME, i, &key); i++) {
-        const bool one = key.kind == REWARD_ENVIRONMENT;
-        char name[REWARD_NAME];
-        snprintf(name, sizeof(name), "%s", key.name);
+    name[0] = 0;
+    for (int64_t i = 0; !name[0] && reward_keys_get(c->reward.NAME, i, &key); i++) {
+        if (key.kind == REWARD_ENVIRONMENT) snprintf(name, REWARD_NAME, "%s", key.name);
         reward_key_free(&key);
-        takes |= one;
-        if (one && !c->environment.command[0])
-            return err_set(err, "reward.%s = environment needs environment.command, the program that gives it", name);
     }
-    if (c->environment.command[0] && !takes)
-        log_warn("rewards of environment.command are not used: add NAME = environment to [reward]");
-    return 0;
+}
+
+static int check_environment(const struct config *c, struct err *err)
+{
+    char name[REWARD_NAME];
+    find_environment(c, name);
+    if (!name[0] || c->environment.command[0]) return 0;
+    return err_set(err, "reward.%s = environment needs environment.command, the program that gives it", name);
 }
 
 /* Refuses settings with which the trainer's probabilities would differ from the sampler's, and settings that have no
@@ -225,6 +225,10 @@ static const char *reference(const struct config *c)
 static void warn(const struct config *c)
 {
     const struct policy_settings s = policy_settings(c);
+    char name[REWARD_NAME];
+    find_environment(c, name);
+    if (config_is_online(c) && c->environment.command[0] && !name[0])
+        log_warn("rewards of environment.command are not used: add NAME = environment to [reward]");
     if (has_reference(&s) && c->objective.reference == CFG_REFERENCE_BASE && c->lora.init_from[0])
         log_warn("objective.reference = base: the reference is the base model without lora.init_from; set initial for "
                  "the adapter that the run starts from");
