@@ -51,14 +51,15 @@ static int do_bench_attn(const void *args, struct config *cfg, struct err *err)
     USUALLY(bench_options, steps, "--steps", "N", "[1, 1e9]", "10; on a CPU 5", "timed steps"), \
     QUANT(bench_options), \
     KEY(bench_options, "--rank", "R", "lora.r", "LoRA rank"), \
-    KEY(bench_options, "--targets", "NAMES", "lora.targets", "projections with adapters; without q_proj all-linear"), \
+    KEY(bench_options, "--targets", "NAMES", "lora.targets", \
+        "projections with adapters; default if a layer has no q_proj: all-linear"), \
     KEY(bench_options, "--qat", "FORMAT", "quant.weights", "quantisation-aware training in this format"), \
     KEY(bench_options, "--qat-inputs", "FORMAT", "quant.activations", "training with inputs in this format"), \
     OPTION(bench_options, teacher, "--teacher", "NAME", "none|base", "none", \
            "base: distillation from the unquantised model"), \
     OPTION(bench_options, routing, "--routing", "NAME", NULL, "router", \
-           "rows of the experts: router (random weights), balanced, zipf, one (the same for all tokens), or as in a " \
-           "run, given its output.dir"), \
+           "how many rows each expert gets: router (random weights), balanced, zipf, one (the same experts for all " \
+           "tokens), or the output.dir of a run, for its distribution"), \
     KEY(bench_options, "--recompute", "MODE", "train.recompute", "auto, none, selective or full"), \
     KEY(bench_options, "--offload", "WHAT", "train.offload", "auto, none, activations, moments, experts or all"), \
     KEY(bench_options, "--device", "NAME", "train.device", "auto, cpu, cuda or cuda-portable"), \
@@ -121,13 +122,13 @@ const struct command command_bench_ops = {
     ROWS(bench_ops_rows), NONE, ARGS(bench_options), true, do_bench_ops};
 const struct command command_bench_decode = {
     "bench decode", "time sampling: one more token of every sequence",
-    "--seq tokens (512) of each sequence are in the KV cache first; --tokens is their sum (64 sequences; on a CPU 8).",
+    "Each sequence begins with --seq tokens (512) in the KV cache; --tokens is their sum (64 sequences; on a CPU 8).",
     ROWS(bench_step_rows), NONE, ARGS(bench_options), true, do_bench_decode};
 const struct command command_bench_lora = {
     "bench lora", "time the experts of one layer with adapters of each rank and without", NULL,
     ROWS(bench_lora_rows), NONE, ARGS(bench_experts_options), false, do_bench_lora};
 const struct command command_bench_dequant = {
-    "bench dequant", "time the decoding of packed experts to bf16: all, or only those with tokens", NULL,
+    "bench dequant", "time the decoding of packed experts to bf16: all experts, or only experts with tokens", NULL,
     ROWS(bench_dequant_rows), NONE, ARGS(bench_experts_options), false, do_bench_dequant};
 const struct command command_bench_quant = {
     "bench quant", "time fake quantisation of bf16 experts: all in one call, and in one call per expert", NULL,

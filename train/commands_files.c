@@ -71,35 +71,36 @@ static const struct cli_row export_rows[] = {
     {"--to", "FORMAT", FIELD(export_args, to), EXPORT_FORMAT_NAMES, NULL, NULL,
      "format of the export", true},
     USUALLY(export_args, quantize, "--quantize", "TYPE", "q8_0|q4_0|f16|f32", "q8_0",
-            "of gguf-model: type of the matrices; experts of gpt-oss are MXFP4 with q8_0 and q4_0"),
+            "for gguf-model: type of the matrices; with q8_0 and q4_0 the experts of gpt-oss are MXFP4"),
     ADAPTER(export_args),
     USUALLY(export_args, out, "--out", "DIR", NULL, "output.dir/export-FORMAT", "write into DIR, new or empty"),
     OPTION(export_args, verify, "--verify", "DIR", NULL, NULL, "write nothing; verify the export in DIR"),
     FLAG(export_args, force, "--force",
-         "without held-out rows: compare values only, not the model's outputs, and of the base model, unless merged, "
-         "64 KiB of each tensor; merge with another base model than the adapter's"),
+         "if there are no held-out rows, compare only values, not the model's outputs (and for exports that are not "
+         "merged only 64 KiB of each tensor of the base model); also allows a merge with another base model"),
     OVERRIDES(export_args),
 };
 static const struct cli_rule export_rules[] = {{CLI_NOT_BOTH, {"--out", "--verify"}}};
 
 static const struct cli_row quant_rows[] = {
-    NEEDED(quant_options, format, "FORMAT", "int8, int4-128, fp8, nvfp4, mxfp4, ...; another word lists all of them"),
+    NEEDED(quant_options, format, "FORMAT",
+           "int8, int4-128, fp8, nvfp4, mxfp4, ...; the error for an unknown format lists all"),
     NEEDED(quant_options, in, "IN.safetensors", "a safetensors file, or a directory with one or with shards"),
     NEEDED(quant_options, out, "OUT.safetensors", "the file to write; it must not exist"),
     OPTION(quant_options, amax, "--amax", "WHAT", "expert|tensor", "expert",
-           "one largest magnitude for each expert, or for all of a tensor"),
+           "largest magnitude of each expert, or of the whole tensor"),
     FLAG(quant_options, pack, "--pack", "write codes and scales instead of the values that they decode to"),
 };
 
 static const struct cli_row inspect_rows[] = {
     NEEDED(inspect_args, path, "PATH",
-           "a checkpoint (directory or .safetensors file), a PEFT adapter directory, or a run's directory with one"),
+           "a checkpoint (directory or .safetensors file), a PEFT adapter directory, or the output.dir of a run"),
 };
 
 static const struct cli_row push_rows[] = {
     NEEDED(push_options, dir, "DIR", "an adapter (output.dir/adapter, output.dir/best) or an export"),
-    NEEDED(push_options, to, "hub:OWNER/NAME", "the model repository; created if there is none"),
-    FLAG(push_options, private, "--private", "create it private; refuse one that is public"),
+    NEEDED(push_options, to, "hub:OWNER/NAME", "the model repository; created if it does not exist"),
+    FLAG(push_options, private, "--private", "create a private repository; refuse a public one"),
     USUALLY(push_options, message, "--message", "TEXT", NULL, "\"Upload by moetrain\" and the version",
             "message of the commit"),
 };
@@ -128,15 +129,15 @@ const struct command command_inspect = {
     ROWS(inspect_rows), NONE, ARGS(inspect_args), false, do_inspect};
 const struct command command_quant = {
     "quant", "quantise the tensors of a safetensors file",
-    "Every BF16, F16 and F32 tensor of two or more dimensions, [..., out, in], gets the values that its quantised "
-    "form decodes to, under the same name and in the same dtype. Other tensors, biases and router weights are copied. "
-    "Experts of gpt-oss in bf16, [E, in, out], are recognised by their shapes, or by config.json beside IN.",
+    "quant quantises every BF16, F16 and F32 tensor of two or more dimensions, [..., out, in], and writes the decoded "
+    "values under the same name and in the same dtype. It copies other tensors, biases and router weights. It "
+    "recognises experts of gpt-oss in bf16, [E, in, out], by their shapes, or by config.json beside IN.",
     ROWS(quant_rows), NONE, ARGS(quant_options), false, do_quant};
 const struct command command_push = {
     "push", "send an adapter or an export to a repository on huggingface.co",
     "Needs a token with write access (HF_TOKEN, or hf auth login); HF_ENDPOINT names another hub. Files that the hub "
-    "has are not sent again: after an interruption run the same command. A base model is refused, and files that no "
-    "export has are named.",
+    "already has are not sent again, so after an interruption run the same command. push refuses a base model, and "
+    "warns of files that no export has.",
     ROWS(push_rows), NONE, ARGS(push_options), false, do_push};
 const struct command command_synth = {
     "synth", "write a checkpoint of a published architecture with random weights", NULL,

@@ -179,23 +179,24 @@ static const struct cli_row eval_rows[] = {
     BASE(eval_args),
     FLAG(eval_args, generate, "--generate", "answer the prompts and verify the answers instead"),
     OPTION(eval_args, answers.verifier, "--verifier", "NAME", VERIFIERS, NULL,
-           "last_number, boxed: its number, its \\boxed{}; regex: --pattern is found; json: its value"),
+           "compares the last number, the last \\boxed{}, or JSON; regex: --pattern is found"),
     OPTION(eval_args, answers.pattern, "--pattern", "REGEX", NULL, NULL,
-           "of regex; a group (?<answer>...) must be that of the reference"),
-    FLAG(eval_args, answers.ignore_case, "--ignore-case", "exact, regex's group: without case, in Unicode's form KC"),
-    OPTION(eval_args, answers.tolerance, "--tolerance", "X", "[0, 1e300]", "0", "of last_number: largest difference"),
+           "for regex; a group (?<answer>...) must equal that of the reference"),
+    FLAG(eval_args, answers.ignore_case, "--ignore-case",
+         "for exact and the group of regex: compare without case, in Unicode's form KC"),
+    OPTION(eval_args, answers.tolerance, "--tolerance", "X", "[0, 1e300]", "0", "for last_number: largest difference"),
     USUALLY(eval_args, answers.input, "--input", "FILE", NULL, "the held-out data",
-            "rows as those of `generate --input`, with references"),
+            "rows in the form of `generate --input`, with references"),
     USUALLY(eval_args, answers.reference, "--reference", "KEY", NULL, "completion, or the last answer of messages",
             "key of the reference in rows of --input"),
-    OPTION(eval_args, answers.output, "--output", "FILE", NULL, NULL, "a new file for a line per answer"),
+    OPTION(eval_args, answers.output, "--output", "FILE", NULL, NULL, "write a line per answer to this new file"),
     OPTION(eval_args, answers.samples, "--samples", "N", "[1, 1048576]", "1", "answers to each prompt, for pass@k"),
     OPTION(eval_args, answers.tokens, "--tokens", "N", "[1, 9e15]", "512", "tokens of an answer, at most"),
-    OPTION(eval_args, answers.rows, "--rows", "N", "[0, 9e15]", "0", "the first N rows alone; 0: all"),
+    OPTION(eval_args, answers.rows, "--rows", "N", "[0, 9e15]", "0", "only the first N rows; 0: all"),
     OPTION(eval_args, answers.temperature, "--temperature", "T", "[0, 100]", "0", "0: the likeliest token each time"),
-    OPTION(eval_args, answers.top_p, "--top-p", "P", "[1e-6, 1]", "1", "as `generate`"),
-    OPTION(eval_args, answers.top_k, "--top-k", "K", "[0, 2e9]", "0", "as `generate`"),
-    OPTION(eval_args, answers.seed, "--seed", "N", "[0, 9e15]", "0", "as `generate`"),
+    OPTION(eval_args, answers.top_p, "--top-p", "P", "[1e-6, 1]", "1", "as in `generate`"),
+    OPTION(eval_args, answers.top_k, "--top-k", "K", "[0, 2e9]", "0", "as in `generate`"),
+    OPTION(eval_args, answers.seed, "--seed", "N", "[0, 9e15]", "0", "as in `generate`"),
     OVERRIDES(eval_args),
 };
 #define WITH_GENERATE(name) {CLI_NEEDS, {name, "--generate"}}
@@ -214,7 +215,8 @@ static const struct cli_row plan_rows[] = {
     USUALLY(plan_args, arch, "--arch", "NAME", NULL, "model.path",
             "an architecture of `moetrain synth`, in its published format: needs no checkpoint"),
     USUALLY(plan_args, gpu, "--gpu", "NAME", NULL, "train.device", "GPU to plan for: h100, rtx4090, 24gb, ..."),
-    USUALLY(plan_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough", "with --gpu: its machine's free host memory"),
+    USUALLY(plan_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
+            "with --gpu: free host memory of the machine with that GPU"),
     KEY(plan_args, "--data", "FILES", "data.train",
         "with MODEL: data to train on, for the number of steps and the time"),
     OVERRIDES(plan_args),
@@ -225,9 +227,10 @@ static const struct cli_rule plan_rules[] = {{CLI_NEEDS, {"--host-gb", "--gpu"}}
 static const struct cli_row init_rows[] = {
     NEEDED(init_args, model, "MODEL", "hub:OWNER/NAME[@REVISION] or a model's directory"),
     NEEDED(init_args, data, "DATA", "files to train on, as data.train takes them"),
-    USUALLY(init_args, out, "-o", "FILE", NULL, "MODEL.ini", "the configuration; never over a file that exists"),
+    USUALLY(init_args, out, "-o", "FILE", NULL, "MODEL.ini", "the configuration to write; the file must not exist"),
     USUALLY(init_args, gpu, "--gpu", "NAME", NULL, "this machine", "GPU to train on: h100, rtx4090, 24gb, ..."),
-    USUALLY(init_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough", "with --gpu: its machine's free host memory"),
+    USUALLY(init_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
+            "with --gpu: free host memory of the machine with that GPU"),
 };
 
 static const struct cli_row check_rows[] = {
@@ -244,14 +247,14 @@ static const struct cli_row tokens_rows[] = {
     OPTION(tokens_options, row, "--row", "N", "[0, 9e15]", "0", "micro-batch of the first epoch"),
     OPTION(tokens_options, tokenizer, "--tokenizer", "FILE", NULL, NULL,
            "encode the text on standard input with this tokenizer.json and print {\"ids\"}"),
-    FLAG(tokens_options, no_special, "--no-special", "special tokens on standard input are ordinary text"),
+    FLAG(tokens_options, no_special, "--no-special", "read special tokens on standard input as ordinary text"),
     OPTION(tokens_options, checkpoint, "--checkpoint", "DIR", NULL, NULL,
            "render --messages with the tokenizer and chat template of DIR"),
     OPTION(tokens_options, messages, "--messages", "FILE", NULL, NULL,
            "{\"messages\", \"tools\"}, a list of messages, or JSONL of either; prints {\"text\", \"ids\", "
-           "\"loss_spans\"} of each, spans in characters [begin, end). \"samples\" has the texts when training splits "
-           "a conversation into several; \"error\" says why training skips a conversation"),
-    USUALLY(tokens_options, template, "--template", "FILE", NULL, "that of --checkpoint", "chat template file"),
+           "\"loss_spans\"} for each, spans in characters [begin, end). \"samples\" has the texts if training divides "
+           "a conversation into several samples; \"error\" says why training skips a conversation"),
+    USUALLY(tokens_options, template, "--template", "FILE", NULL, "that of --checkpoint", "file of the chat template"),
     FLAG(tokens_options, html, "--html", "print an HTML page; redirect it to a file"),
     FLAG(tokens_options, json, "--json", "print JSON; --tokenizer and --checkpoint always do"),
     OVERRIDES(tokens_options),
@@ -285,34 +288,35 @@ const struct command command_eval = {
     "Prints one JSON object; its \"adapter\" is the directory that was evaluated, or null for the base model. "
     "\"weights\" and \"activations\" are the formats of quant.weights and quant.activations.\n\n"
     "--generate prints the accuracy of generated answers with its standard error, pass@k for k = 1, 2, 4 .. "
-    "--samples, mean tokens and the share of answers cut at --tokens. The prompt of a held-out document is what "
-    "precedes its last answer, its reference that answer. Reasoning is not compared. train/reward/README.md has the "
-    "rules of verifiers.",
+    "--samples, mean tokens and the share of answers truncated at --tokens. The reference of a held-out document is "
+    "its last answer, the prompt is the text before this answer. Reasoning is not compared. train/reward/README.md "
+    "has the rules of verifiers.",
     ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval};
 const struct command command_plan = {
     "plan", "print memory, FLOPs and trainable parameters; loads no weights",
-    "With MODEL in place of a configuration the first line says whether it fits, and with --data how long training "
+    "With MODEL in place of a configuration the first line says whether training fits, and with --data how long it "
     "takes, with the values that `init` would choose for the data. Exit code 1: it does not fit. For a model on "
-    "huggingface.co, plan downloads the configuration and the headers, with --data the tokenizer, and no weights. "
-    "--gpu needs no GPU and no CUDA. A card by name has the kernels that it would run; a size, as 24gb, has the "
-    "portable ones.",
+    "huggingface.co, plan downloads the configuration and the headers, with --data also the tokenizer, but no "
+    "weights. --gpu works without a GPU and without CUDA. For a card's name plan assumes the kernels that this card "
+    "runs; for a size, such as 24gb, the portable kernels.",
     ROWS(plan_rows), ROWS(plan_rules), ARGS(plan_args), CLI_FILE_OR_MODEL, do_plan};
 const struct command command_init = {
     "init", "write a configuration for a model, data and a GPU",
     "Reads the lengths of the documents, and changes values until the plan fits: experts in 4 bits, shorter "
-    "sequences, a lower rank, attention alone. The file says why each value is what it is. No weights are downloaded.",
+    "sequences, a lower rank, adapters of attention only. The file gives the reason for each value. No weights are "
+    "downloaded.",
     ROWS(init_rows), ROWS(plan_rules), ARGS(init_args), false, do_init};
 const struct command command_finetune = {
     "finetune", "init, then train",
-    "Continue or change the run with the configuration that it writes: moetrain MODEL.ini.",
+    "finetune writes MODEL.ini. To continue or change the run, use this file: moetrain MODEL.ini.",
     ROWS(init_rows), ROWS(plan_rules), ARGS(init_args), false, do_finetune};
 const struct command command_check = {
     "check", "compare one training batch on the device with the CPU in f64", NULL,
     ROWS(check_rows), ROWS(check_rules), ARGS(check_args), true, do_check};
 const struct command command_tokens = {
     "tokens", "show the training tokens and which of them carry loss",
-    "With CONFIG.ini: one micro-batch of the training data. Colour marks loss on a terminal; elsewhere [[ ]] encloses "
-    "tokens with loss and | separates tokens.",
+    "With CONFIG.ini: prints one micro-batch of the training data. On a terminal tokens with loss are coloured; "
+    "elsewhere [[ ]] encloses them, and | separates tokens.",
     ROWS(tokens_rows), ROWS(tokens_rules), ARGS(tokens_options), true, do_tokens};
 const struct command command_compare = {
     "compare", "compare runs: losses, speed, and the settings that differ", NULL,

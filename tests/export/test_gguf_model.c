@@ -289,7 +289,7 @@ static void refusals(void **state)
     assert_int_equal(
         RUN("export", config, "--to", "gguf", "--quantize", "q8_0", "--adapter", case_path("case_a", "adapter_final")),
         1);
-    assert_says(said.err, "--quantize q8_0 is for --to gguf-model alone");
+    assert_says(said.err, "--quantize q8_0 is only for --to gguf-model");
 }
 
 /* The export refuses a model that differs from what llama.cpp's code fixes for its family. */

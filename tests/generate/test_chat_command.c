@@ -122,7 +122,7 @@ static void answers(void **state)
              saved, saved, saved);
     if (CHAT(lines, "--base", "--system", "Be")) fail_msg("%s", said.err);
     assert_says(said.err, "sampling: temperature 0, top_p 1");
-    assert_says(said.err, "cut after 7 tokens: --tokens");
+    assert_says(said.err, "truncated after 7 tokens (--tokens)");
     assert_says(said.err, "another conversation begins");
     process_read(saved, text, sizeof(text));
     char *second = strchr(text, '\n') + 1;
@@ -221,7 +221,7 @@ static void refused(void **state)
     assert_says(said.err, "cut after 512 tokens: --tokens");
     const char *const long_words[] = {"chat", config, "--set", template, "--base", "--context", "30", NULL};
     assert_int_equal(chat_run("The cat\n", long_words), 0);
-    assert_says(said.err, "cut: the conversation fills the context; /reset");
+    assert_says(said.err, "truncated: the conversation fills the context; /reset");
     assert_int_equal(CHAT("/save x\n", "--base"), 1);
     assert_says(said.err, "the conversation has no messages");
     const char *plain = write_file("notes.txt", "no line feed");

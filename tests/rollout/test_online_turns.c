@@ -355,7 +355,7 @@ static void refused_turns(void **state)
     assert_true(number_of(config, "rollouts", "environment/turns/max") <= 1);
     if (RUN(SETS(usual, "--set", "reward.odd=last_number reference=anser", "--set", "train.steps=1")))
         fail_msg("%s", said.err);
-    assert_says(said.err, "step 1: the reward odd is null for every completion and counts nothing: check its column");
+    assert_says(said.err, "step 1: the reward odd is null for every completion and has no effect: check its column");
 }
 
 int test_online_turns(void)

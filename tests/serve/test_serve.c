@@ -375,7 +375,7 @@ static const struct wrong {
     {CHAT, "{" HELLO ", \"max_completion_tokens\": 2, \"max_tokens\": \"x\"}", 400, "\"param\": \"max_tokens\""},
     {CHAT, "{\"messages\": \"x\"}", 400, "\"param\": \"messages\""},
     {CHAT, "{" HELLO ", \"tool_choice\": \"required\"}", 400, "auto and none"},
-    {CHAT, "{" HELLO ", \"response_format\": {\"type\": \"json_object\"}}", 400, "does not have"},
+    {CHAT, "{" HELLO ", \"response_format\": {\"type\": \"json_object\"}}", 400, "does not support"},
     {CHAT, "{" HELLO ", \"temperatur\": 1}", 400, "did you mean temperature?"},
     {CHAT, "{\"messages\": [{\"role\": \"user\"}]}", 400, "\"param\": \"messages\""},
     {CHAT, "{" HELLO ", \"guided_regex\": \"a\"}", 400, "\"param\": \"guided_regex\""},
@@ -383,7 +383,7 @@ static const struct wrong {
      ": template.jinja:1: the template refuses"},
     {COMPLETION, "{}", 400, "prompt is missing"},
     {COMPLETION, "{\"prompt\": [1000000]}", 400, "prompt_ids"},
-    {COMPLETION, "{\"prompt\": \"a\", \"messages\": []}", 400, "does not have"},
+    {COMPLETION, "{\"prompt\": \"a\", \"messages\": []}", 400, "does not support"},
     {COMPLETION, "{\"prompt\": \"a\", \"echo\": true, \"stream\": true}", 400, "echo with stream"},
 };
 

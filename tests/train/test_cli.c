@@ -124,7 +124,7 @@ static void test_unused_dropout(void **state)
     (void)state;
     const char *config = process_config("");
     assert_int_equal(process_run_sets(config, "train.steps=1 lora.dropout=0.1 lora.targets=experts"), 0);
-    assert_says(said.err, "warning: lora.dropout = 0.1 has no effect: lora.targets has routed experts alone");
+    assert_says(said.err, "warning: lora.dropout = 0.1 has no effect: lora.targets has only routed experts");
     config = process_config("");
     assert_int_equal(process_run_sets(config, "train.steps=1 lora.dropout=0.1 lora.targets=experts,q_proj"), 0);
     assert_null(strstr(said.err, "has no effect"));

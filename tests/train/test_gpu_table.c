@@ -118,7 +118,7 @@ static void plans_for_an_integrated_gpu(void **state)
     (void)state;
     const char *config = process_config("");
     assert_int_equal(RUN("plan", config, "--gpu", "gb10", "--host-gb", "64"), 1);
-    assert_says(said.err, "--host-gb 64: memory of the GB10 and host memory are one: leave --host-gb out");
+    assert_says(said.err, "--host-gb 64: the GB10 shares its memory with the host: leave --host-gb out");
     static const char *const names[] = {"gb10", "thor"};
     for (int i = 0; i < MT_LEN(names); i++) {
         assert_int_equal(RUN("plan", config, "--gpu", names[i], "--set", "train.offload=none"), 0);
@@ -130,7 +130,7 @@ static void plans_for_an_integrated_gpu(void **state)
         assert_null(strstr(said.err, "offload"));
         assert_int_equal(RUN("plan", config, "--gpu", names[i], "--set", "train.offload=all"), 0);
         assert_says(said.err,
-                    "train.offload = all spares nothing on an integrated GPU: host memory is the same memory");
+                    "train.offload = all saves nothing on an integrated GPU: host and device share their memory");
     }
 }
 

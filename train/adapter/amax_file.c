@@ -30,8 +30,8 @@ static int read_row(const struct safetensors *st, const char *path, const struct
     const struct st_tensor *x = safetensors_find(st, name);
     if (!x || x->dtype != DT_F32 || x->ndim != 1 || x->shape[0] != row->n_exp)
         return err_set(err,
-                       "%s: tensor \"%s\" %s: another model's, or of a run with other quant.* settings; name "
-                       "the adapter of this configuration",
+                       "%s: tensor \"%s\" %s: the file is of another model, or of a run with other quant.* settings; "
+                       "name the adapter of this configuration",
                        path, name, x ? "has a different shape or dtype" : "is missing");
     memcpy(values, x->data, (size_t)x->bytes);
     for (int64_t e = 0; e < row->n_exp; e++)

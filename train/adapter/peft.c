@@ -255,9 +255,10 @@ static int target_of(const char *key, struct json value, enum lora_target *t, st
     static const char *const lfm2[] = {"w1", "w3", "w2"}; /* as PEFT's users write them */
     for (int i = 0; i < MT_LEN(lfm2); i++)
         if (!strcmp(key, lfm2[i])) return *t = LORA_DENSE_GATE + (enum lora_target)i, 0;
-    return json_error(value, err,
-                      "is not a target, of which all layers have one rank and alpha; expected q_proj, k_proj, v_proj, "
-                      "o_proj, gate_up_proj, down_proj or a module like mlp.shared_experts.up_proj");
+    return json_error(
+        value, err,
+        "is not the name of a target (a target has one rank and alpha in all layers); expected q_proj, k_proj, v_proj, "
+        "o_proj, gate_up_proj, down_proj or a module like mlp.shared_experts.up_proj");
 }
 
 /* The first key that matches a module counts, as in PEFT. `down_proj` also matches down_proj of shared experts and of
@@ -352,7 +353,7 @@ static int scan_tensors(struct source *src, struct err *err)
             found |= (uint64_t)src->param_up << LORA_UP | (uint64_t)src->param_down << LORA_DOWN;
         targets |= found;
         if (i && peft_keys_nested(key) != src->nested)
-            return err_set(err, "%s/%s: some tensors have language_model in their names and others have not", src->dir,
+            return err_set(err, "%s/%s: some tensors have language_model in their names and others do not", src->dir,
                            WEIGHTS_NAME);
         src->nested = peft_keys_nested(key);
         src->published |= src->st.tensors[i].stored != NULL;
@@ -366,8 +367,8 @@ static int scan_tensors(struct source *src, struct err *err)
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         src->target[t] = targets >> t & 1;
         if ((targets & PEFT_KEYS_SPLIT) && src->rank[t])
-            return err_set(err, "%s/%s: key `rank_pattern` is not read together with a tensor per expert", src->dir,
-                           PEFT_CONFIG_NAME);
+            return err_set(err, "%s/%s: key `rank_pattern` is not supported in an adapter with a tensor per expert",
+                           src->dir, PEFT_CONFIG_NAME);
     }
     detect_layout(src, targets);
     if (targets & (1u << LORA_CONV_IN | 1u << LORA_CONV_OUT)) share_patterns(src);

@@ -32,8 +32,9 @@ static const char *name_of(const struct chat *c, int64_t model) { return c->mode
 static void tell_end(const struct chat_reply *r)
 {
     if (r->end == SAMPLE_CANCELLED) log_info("stopped after %lld tokens", (long long)r->n_tok);
-    if (r->end == SAMPLE_LENGTH && !r->full) log_info("cut after %lld tokens: --tokens", (long long)r->n_tok);
-    if (r->full) log_info("cut: the conversation fills the context; /reset begins another, --context sets the room");
+    if (r->end == SAMPLE_LENGTH && !r->full) log_info("truncated after %lld tokens (--tokens)", (long long)r->n_tok);
+    if (r->full)
+        log_info("truncated: the conversation fills the context; /reset begins another, --context sets its size");
 }
 
 /* The adapter of a model in memory; NULL: the base model. */

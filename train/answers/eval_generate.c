@@ -197,8 +197,8 @@ static void report(struct eval_generate *g, const char *adapter)
         log_warn("--pattern took too many steps on %lld answers: they count as wrong",
                  (long long)g->verifier.n_limited);
     if (score.n > 1) snprintf(error_text, sizeof(error_text), " +- %.1f (standard error)", 100 * error);
-    log_info("accuracy %.1f %%%s over %lld row%s, %.0f tokens on average, %.1f %% cut at their length", 100 * mean,
-             error_text, (long long)score.n, str_plural(score.n), tokens, 100 * cut);
+    log_info("accuracy %.1f %%%s over %lld row%s, %.0f tokens on average, %.1f %% truncated", 100 * mean, error_text,
+             (long long)score.n, str_plural(score.n), tokens, 100 * cut);
     printf("%.*s\n", (int)o.size, o.text);
     json_out_free(&o);
 }

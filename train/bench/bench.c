@@ -380,7 +380,7 @@ static void print_text(const struct bench *b)
         printf("energy %.4g J a step, %.0f W, %.4g J per 1,000 tokens\n", b->joules, 1e3 * b->joules / ms,
                1e3 * b->joules / (double)b->o.tokens);
     if (r->model.adapters.opt.cpu_update)
-        printf("AdamW on the CPU, %d threads: %.1f ms a step, beside the forward pass\n", r->dev.n_threads,
+        printf("AdamW on the CPU, %d threads: %.1f ms a step, during the forward pass\n", r->dev.n_threads,
                cpu_update_ms(b));
     profile_table(&b->prof, stdout);
 }

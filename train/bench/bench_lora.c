@@ -177,7 +177,7 @@ static void print_legend(const struct bench_experts *b)
     printf("%s\n"
            "ms, median of %lld after %d. gate_up: with gather and activation, its dX with the sum over a token's rows; "
            "down:\n"
-           "its dX with the gradients of activation and gates. dX LoRA: adapters whose gradients are not asked for; "
+           "its dX with the gradients of activation and gates. dX LoRA: adapters without their gradients; "
            "dA,dB:\n"
            "by difference, backward - dX LoRA. layer: with sort and combine, fwd+bwd as timed from end to end\n",
            profile_roofs(roofs, &b->dev), (long long)b->o.repeats, BENCH_WARM_UP);

@@ -624,11 +624,12 @@ static void print_routing(struct check *k, const double *allowed_h)
             bad += !near_tie(k, l, t, allowed_h[l]);
         }
     }
-    fprintf(k->out,
-            "\n  routing: F64 would have sent %lld of %lld tokens to another set of experts; their logits were at most "
-            "%.2g of the\n  token's spread apart, %s\n",
-            (long long)tokens, (long long)rows, margin,
-            bad ? "which rounding does not explain: beyond" : "near ties that rounding decides: ok");
+    fprintf(
+        k->out,
+        "\n  routing: F64 would have sent %lld of %lld tokens to another set of experts; the logits differ by at most "
+        "%.2g of\n  the token's standard deviation: %s\n",
+        (long long)tokens, (long long)rows, margin,
+        bad ? "more than rounding explains: beyond" : "near ties, which rounding decides: ok");
     k->n_bad += bad;
 }
 
@@ -656,11 +657,12 @@ static void print_entries(struct check *k)
         }
     }
     if (!rows) return;
-    fprintf(k->out,
-            "  entries: F64 would have chosen others for %lld of %lld tokens; their scores were at most %.2g of the "
-            "token's spread\n  apart, %s\n",
-            (long long)chosen.n_differ, (long long)rows, margin,
-            bad ? "which rounding does not explain: beyond" : "near ties that rounding decides: ok");
+    fprintf(
+        k->out,
+        "  entries: F64 would have chosen other entries for %lld of %lld tokens; the scores differ by at most %.2g of\n"
+        "  the token's standard deviation: %s\n",
+        (long long)chosen.n_differ, (long long)rows, margin,
+        bad ? "more than rounding explains: beyond" : "near ties, which rounding decides: ok");
     k->n_bad += bad;
 }
 
@@ -719,7 +721,7 @@ static void report(struct check *k)
         fprintf(
             k->out,
             "  allowed: twice the error of the CPU that rounds every activation to bf16, and one rounding, 2^-9. The "
-            "CPU sides\n  take the experts that the device chose, as a near tie would make all that follows differ\n");
+            "CPU sides\n  take the experts that the device chose, because a near tie would change all later values\n");
     else
         fprintf(
             k->out,

@@ -268,7 +268,7 @@ void config_warn_unused(const struct config *c)
     config_defaults(defaults);
     for (int i = 0; i < MT_LEN(unused); i++) put_unused(&text, c, defaults, &unused[i]);
     if (c->environment.command[0] && !config_is_online(c))
-        log_warn("environment.command has no effect: online RL alone calls it");
+        log_warn("environment.command has no effect: only online RL uses it");
     if (text.size) log_warn("no effect: %.*s", (int)text.size, text.text);
     text_free(&text);
     mem_free(defaults);

@@ -43,7 +43,7 @@ static int find_type(struct export *x, const char *quantize, struct err *err)
     static const enum ggml_type types[] = {GGML_Q8_0, GGML_Q4_0, GGML_F16, GGML_F32};
     const int64_t i = quantize ? str_index(quantize, names, MT_LEN(names)) : 0;
     if (quantize && x->format != EXPORT_GGUF_MODEL)
-        return err_set(err, "--quantize %.64s is for --to gguf-model alone", quantize);
+        return err_set(err, "--quantize %.64s is only for --to gguf-model", quantize);
     if (i == MT_LEN(names)) return err_set(err, "--quantize %.64s is none of q8_0, q4_0, f16, f32", quantize);
     x->ggml = types[i];
     return 0;

@@ -276,7 +276,7 @@ static int check_output(struct generate_rows *g, int64_t *keep, struct err *err)
     g->number = 0;
     if (!rc && known) rc = output_record_check_rows(&g->record, g->o, err);
     if (!rc && (*keep || g->later.n) && !known)
-        rc = err_set(err, "%s is missing: what the answers in %s were made with is unknown; name another --output",
+        rc = err_set(err, "%s is missing: the settings of the answers in %s are unknown; name another --output",
                      g->record.path, g->o->output);
     return rc;
 }

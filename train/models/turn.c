@@ -46,7 +46,8 @@ void turn_stand_in(struct message *m, bool other)
 
 /* ---- texts ---- */
 
-/* The conversation with the new messages, without them, and up to the first turn; of both stand-ins where two. */
+/* Renderings of the conversation: with the new messages, without them, and up to the first turn. [2]: with each of the
+ * two stand-ins. */
 struct texts {
     struct text_buf with[2], without[2], before;
 };
@@ -60,7 +61,8 @@ static void free_texts(struct texts *t)
     text_free(&t->before);
 }
 
-/* -1: the template refuses the new messages. *fits false: it refuses the conversation without them. */
+/* Renders the conversation with stand-in i. -1: the template refuses the new messages. *fits false: it refuses the
+ * conversation without them. */
 static int render(struct texts *t, bool *fits, const struct turn_input *in, int i, struct err *why)
 {
     const struct run *r = in->run;
@@ -80,7 +82,7 @@ static int render(struct texts *t, bool *fits, const struct turn_input *in, int 
     return rc;
 }
 
-/* Bytes at the end of both. */
+/* The number of bytes at their ends that are equal. */
 static int64_t common_end(const struct text_buf *a, const struct text_buf *b)
 {
     int64_t n = 0;
@@ -88,7 +90,7 @@ static int64_t common_end(const struct text_buf *a, const struct text_buf *b)
     return n;
 }
 
-/* The new messages leave the text before the model's first turn as it was. */
+/* Whether the text before the model's first turn is the same with and without the new messages. */
 static bool keeps(const struct texts *t, struct err *why)
 {
     const struct text_buf *held = &t->before, *all = &t->with[0];
@@ -115,9 +117,9 @@ static bool is_end(const struct turn_input *in, int32_t id)
     return false;
 }
 
-/* Index of the token in `with` that ends the turn: the sampled one, or a special token where the turn ends with one of
- * the model's end tokens when no messages follow. Only tokens up to the first that differs belong to the turn. -1:
- * none. */
+/* Index of the token in `with` that ends the turn; -1: none. It is the token that the model sampled, or a special token
+ * at the place where `without` has one of the model's end tokens. Only tokens up to the first difference between `with`
+ * and `without` can belong to the turn. */
 static int64_t end_of_turn(const struct turn_input *in, const struct token_list *with, const struct token_list *without)
 {
     int64_t n = 0;
@@ -129,7 +131,7 @@ static int64_t end_of_turn(const struct turn_input *in, const struct token_list 
     return -1;
 }
 
-/* The tokens have the text that ends in `text`: a tokenizer may add a blank to the start of a text. */
+/* Whether the tokens decode to the end of `text`; a tokenizer may add a blank to the start of a text. */
 static bool have_text(const struct tokenizer *tok, const int32_t *ids, int64_t n, const struct text_buf *text)
 {
     struct answer_text back = {.tok = tok};
@@ -142,7 +144,7 @@ static bool have_text(const struct tokenizer *tok, const int32_t *ids, int64_t n
     return same;
 }
 
-/* The tokens of the last n bytes. */
+/* Tokenises the last n bytes of t. */
 static int encode_end(struct token_list *to, const struct run *r, const struct text_buf *t, int64_t n, struct err *why)
 {
     return tokenizer_encode(r->tok, t->text + t->size - n, n, true, to, why);

@@ -9,29 +9,29 @@
 
 /* Appends an answer as the JSON of a message: role, content, and reasoning_content and tool_calls if it has them. */
 void turn_put_message(struct text_buf *out, const struct message *m);
-/* Makes a stand-in of an answer: it has the names of its calls, and a letter in place of what the model wrote. The
- * letter of the other stand-in differs. */
+/* Turns an answer into a stand-in: it keeps the names of its calls, and a letter replaces all that the model wrote.
+ * other: the second stand-in, with another letter. */
 void turn_stand_in(struct message *m, bool other);
 
 struct turn_input {
     const struct run *run;
-    struct chat_reader *reader; /* of the run's template; it learns what the template writes */
-    struct json
-        conversation[2];      /* {"messages", "tools"?}: answers are stand-ins, the last answer of [1] the other one */
-    int64_t n_before, n_told; /* messages before the first answer; up to the last one */
+    struct chat_reader *reader;  /* reader of the run's template; it learns what the template writes */
+    struct json conversation[2]; /* {"messages", "tools"?}. All answers are stand-ins; the last answer of
+                                    conversation[1] is the other stand-in */
+    int64_t n_before, n_told; /* n_before: messages before the first answer; n_told: messages up to the last answer */
     int32_t end;              /* the token that ended the last answer */
     const int32_t *ends;      /* [n_ends] tokens that may end an answer */
     int64_t n_ends;
 };
-/* Appends to `suffix` the tokens of what the chat template writes after the last answer, up to the start of the next
- * one. The stand-ins show where the text of an answer ends. What the template writes for an answer itself does not
- * matter, so it may leave out reasoning, or write another end token: the suffix begins after this one (gpt-oss:
- * <|end|>, where the model sampled <|return|>).
+/* Appends to `suffix` the tokens of the text that the chat template writes after the last answer, up to the start of
+ * the next answer. The difference between the two stand-ins shows where the text of the answer ends. The text of the
+ * answer itself is not used, so the template may leave out its reasoning or write another end token; the suffix begins
+ * after that token (gpt-oss: <|end|>, although the model sampled <|return|>).
  *
  * *fits is false, and nothing is appended, if the template changes the text before the first answer, does not show
  * where the last one ends, or begins the next message with another token than the model sampled; `why` says which.
- * Errors: the template refuses the new messages or leaves out a part of them. After an answer with calls this is no
- * error, but does not fit: the calls may be why. */
+ * Errors: the template refuses the new messages or leaves out a part of them. After an answer with calls this is not an
+ * error, but *fits is false, because the calls may be the cause. */
 int turn_suffix(struct token_list *suffix, bool *fits, const struct turn_input *in, struct err *why) MT_CHECK;
 
 #endif

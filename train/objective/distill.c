@@ -33,7 +33,7 @@ static int check(const struct config *c, struct err *err)
     if (from(c) == DISTILL_ROWS && c->distill.kl == CFG_KL_REVERSE)
         return err_set(err,
                        "distill.kl = reverse needs the teacher's whole distribution, and distill.teacher = rows has "
-                       "the likeliest tokens alone: set forward, or a teacher of base or adapter:DIR");
+                       "only the likeliest tokens: set forward, or distill.teacher = base or adapter:DIR");
     return 0;
 }
 

@@ -84,7 +84,7 @@ static void warn_offload(const struct plan *p, const struct device *dev, const s
         log_warn("packed experts are in host memory, and every token that the run samples waits for their copies: a "
                  "smaller data.seq_len, train.micro_batch or lora.r may leave them on the device");
     if (p->in_host_memory && p->memory.host_shared)
-        log_warn("train.offload = %s spares nothing on %s: host memory is the same memory; set train.offload = none",
+        log_warn("train.offload = %s saves nothing on %s: host and device share their memory; set train.offload = none",
                  way, dev->ops->own_memory ? "an integrated GPU" : "a CPU");
 }
 

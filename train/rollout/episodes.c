@@ -89,7 +89,7 @@ int episodes_add(struct episodes *e, int64_t prompt, int64_t index, const struct
     return e->opt.environment ? environment_reset(e->opt.environment, id_of(p), row->columns, err) : 0;
 }
 
-/* ---- how completions go on, by the first rank ---- */
+/* ---- how completions continue: decided by the first rank ---- */
 
 static void put_act(struct place *p, int kind, const int32_t *ids, int64_t n)
 {
@@ -156,7 +156,7 @@ static void put_turn(struct place *p, struct message *m)
     }
 }
 
-/* The prompt after a reset. */
+/* Makes the prompt of a completion after the reply to its reset. */
 static int begin(struct place *p, const struct environment_reply *reply, struct err *err)
 {
     const struct config *c = p->all->opt.run->cfg;
@@ -182,7 +182,7 @@ static int begin(struct place *p, const struct environment_reply *reply, struct 
     return rc ? err_prefix(err, "environment.command") : 0;
 }
 
-/* The tokens of the messages of a reply. -1: the messages are wrong. *fits false: the next turn cannot follow; `why`
+/* Makes tokens of the messages in a reply. -1: the messages are wrong. *fits false: the next turn cannot follow; `why`
  * says why. */
 static int suffix_of(struct place *p, struct token_list *suffix, bool *fits, struct err *why)
 {
@@ -206,7 +206,7 @@ static int suffix_of(struct place *p, struct token_list *suffix, bool *fits, str
     return rc;
 }
 
-/* The next turn, after the messages of a reply. */
+/* Continues a completion with its next turn, after the messages of a reply. */
 static int proceed(struct place *p, const struct environment_reply *reply, struct err *err)
 {
     struct episodes *e = p->all;
@@ -244,7 +244,7 @@ static int take_reply(struct place *p, const struct environment_reply *reply, st
 /* Whether the row or the reset has tools; calls are parsed only then. */
 static bool has_tools(const struct place *p) { return p->tools.size || p->row->tools; }
 
-/* The turn as a message, to the environment. */
+/* Sends the turn as a message to the environment. */
 static int tell(struct place *p, const char *text, int64_t size, struct err *err)
 {
     const int64_t n = episode_last_turn(p->tokens.mask, p->tokens.n_prompt, p->tokens.n);

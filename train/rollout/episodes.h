@@ -46,7 +46,7 @@ int64_t episodes_left(const struct episodes *e); /* completions that have not en
 struct episodes_counts {
     int64_t sampled_tok;
     int64_t lost, unfit; /* lost: completions that a failure of the program ended; unfit: completions that ended because
-                            the chat template changes earlier turns */
+                            the chat template gives no next turn (turn.h) */
 } episodes_counts(const struct episodes *e);
 
 #endif

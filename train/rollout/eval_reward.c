@@ -41,7 +41,7 @@ static void print(const struct evaluation *v, const struct online_eval *e, const
 {
     const struct rollout_stats *s = &e->stats;
     struct json_out out = {0};
-    log_info("reward %.4f over %lld prompt%s, %.0f tokens each, %.1f%% cut, in %.1f s", f64_for_4f(s->reward),
+    log_info("reward %.4f over %lld prompt%s, %.0f tokens each, %.1f%% truncated, in %.1f s", f64_for_4f(s->reward),
              (long long)s->n, str_plural(s->n), s->length, 100 * s->cut, e->ms / 1e3);
     json_out_open(&out, NULL, '{');
     json_out_str(&out, "event", "eval");

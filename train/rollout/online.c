@@ -17,7 +17,7 @@ int online_open(struct online *o, struct run *r, struct err *err)
     *o = (struct online){.run = r, .set = online_settings_of(cfg), .first = -1, .of_epoch = -1};
     if (file_in(o->dir, cfg->output.dir, "rollouts", err) || run_open_prompts(r, &o->train, &o->eval, err)) return -1;
     if (r->train.n_docs < o->set.n_group)
-        log_warn("a generation batch takes %lld prompts, and there are %lld: a batch has prompts twice",
+        log_warn("a generation batch takes %lld prompts, and there are %lld: prompts occur more than once in a batch",
                  (long long)o->set.n_group, (long long)r->train.n_docs);
     o->rules = message_rules_of(r->chat);
     o->rows.n_routing = choices_layers(&r->arch) * r->arch.top_k;
@@ -123,10 +123,11 @@ static void make_key(char text[JOURNAL_KEY], const struct online *o, struct load
 static int check_within(const struct online *o, const struct journal *j, struct err *err)
 {
     if (o->n_journal && o->sample_tok <= 0) return 0;
-    return err_set(err,
-                   "%s lacks samples of step %lld, whose batch this run continues within: they cannot be sampled again "
-                   "with the adapters of then; continue from another checkpoint (train.resume = DIRECTORY)",
-                   j->path, (long long)o->first + 1);
+    return err_set(
+        err,
+        "%s lacks samples of the batch of step %lld, which this run continues: they cannot be sampled again, "
+        "because the adapters have changed; continue from another checkpoint (train.resume = DIRECTORY)",
+        j->path, (long long)o->first + 1);
 }
 
 static void choose(struct choice *c, const struct online *o, const struct round *r)
@@ -154,8 +155,8 @@ static void fill(struct choice *c, const struct online *o)
     const int64_t lacks = o->set.n_group - c->n;
     c->n_kept = c->n;
     if (lacks && !o->run->par.all->rank)
-        log_warn("step %lld: %lld of %lld groups have equal rewards after %lld rounds of sampling: the batch is "
-                 "shorter by them; use easier or harder prompts, or raise objective.num_generations",
+        log_warn("step %lld: %lld of %lld groups have equal rewards after %lld rounds of sampling: they have no "
+                 "loss; use easier or harder prompts, or raise objective.num_generations",
                  (long long)o->first + 1, (long long)lacks, (long long)o->set.n_group, (long long)o->set.rounds);
     for (int64_t i = 0; i < lacks; i++) c->of[c->n++] = c->flat[i];
 }
@@ -198,7 +199,7 @@ static void warn_of_nulls(const struct online *o)
 {
     for (int64_t i = 0; i < rewards_count(o->rewards) && !o->run->par.all->rank; i++)
         if (isnan(o->stats.mean[i]))
-            log_warn("step %lld: the reward %s is null for every completion and counts nothing: check its column, its "
+            log_warn("step %lld: the reward %s is null for every completion and has no effect: check its column, its "
                      "program, or whether episodes end",
                      (long long)o->first + 1, rewards_name(o->rewards, i));
 }

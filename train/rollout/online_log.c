@@ -48,7 +48,7 @@ void online_log_batch(struct metrics *m, const struct online *o, const struct on
     char speed[32];
     metrics_end_line(m);
     printf("rollouts of step %lld: reward %.4f (std %.3f), %.0f%% of groups with equal rewards, %.0f tokens (%.1f%% "
-           "cut), sampled "
+           "truncated), sampled "
            "%s tok/s, |d logp| %.2g\n",
            (long long)o->first + 1, f64_for_4f(s->reward), f64_unsigned_nan(s->reward_std), 100 * s->zero_std,
            s->length, 100 * s->cut, str_count(speed, (int64_t)tok_s), f64_unsigned_nan(p->mean));
@@ -80,7 +80,7 @@ void online_log_eval(struct metrics *m, const struct online *o, const struct onl
     char text[32];
     if (m->run_steps > 0) m->eval_ms += e->ms;
     metrics_end_line(m);
-    printf("eval at step %lld: reward %.4f  (%lld prompt%s, %.0f tokens each, %.1f%% cut)%s\n", (long long)step,
+    printf("eval at step %lld: reward %.4f  (%lld prompt%s, %.0f tokens each, %.1f%% truncated)%s\n", (long long)step,
            f64_for_4f(s->reward), (long long)s->n, str_plural(s->n), s->length, 100 * s->cut, best ? ", best" : "");
     fflush(stdout);
     metrics_event_open(&out, "eval", step);

@@ -108,7 +108,7 @@ static int refuse_unknown(struct reading *r, const char *key)
     for (int64_t k = 0; k < MT_LEN(keys); k++)
         if ((unsigned)keys[k].use & (mine | NEUTRAL)) names[n++] = keys[k].name;
     const char *near = str_nearest(key, names, n);
-    err_set(&r->e->why, "%.80s: this server does not have this parameter, or not this value%s%s%s", key,
+    err_set(&r->e->why, "%.80s: this server does not support this parameter, or this value%s%s%s", key,
             near ? ": did you mean " : "", near ? near : "", near ? "?" : ": leave it out");
     return refuse(r, 400, key);
 }
@@ -244,7 +244,7 @@ static int read_stream(struct reading *r)
     }
     for (int64_t i = 0; json_member(options, i, &key, &value); i++) {
         if (strcmp(key, "include_usage") == 0 || strcmp(key, "include_obfuscation") == 0) continue;
-        err_set(&r->e->why, "stream_options.%.80s: this server does not have it", key);
+        err_set(&r->e->why, "stream_options.%.80s: this server does not support it", key);
         return refuse(r, 400, "stream_options");
     }
     return json_opt_bool(options, "include_usage", &r->form->usage, &r->e->why) ||
@@ -328,7 +328,7 @@ static int render(struct reading *r)
                             "--set data.chat_template=FILE");
     if (json_given(choice) && (json_opt_str(r->body, "tool_choice", &word, err) ||
                                (strcmp(word, "auto") != 0 && strcmp(word, "none") != 0))) {
-        err_set(err, "tool_choice: this server has auto and none");
+        err_set(err, "tool_choice: this server supports auto and none");
         return refuse(r, 400, "tool_choice");
     }
     if (check_last(json_find(r->body, "messages"), err)) return refuse(r, 400, "messages");
@@ -431,7 +431,7 @@ static int read_all(struct reading *r)
         read_bias(r) || read_stream(r) || (r->form->chat ? render(r) : read_prompts(r)) || read_max_tokens(r))
         return -1;
     if (r->form->echo && r->form->stream) {
-        err_set(&r->e->why, "echo with stream: this server does not have it");
+        err_set(&r->e->why, "echo with stream: this server does not support it");
         return refuse(r, 400, "echo");
     }
     return sample_params_check(&r->job->q.params, &r->e->why);

@@ -28,7 +28,7 @@ static void warn_of_dropout(const struct adapters *ad)
     bool any = false;
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) any |= ad->target[t] && !lora_target_is_stack(t);
     if (ad->dropout > 0 && !any)
-        log_warn("lora.dropout = %g has no effect: lora.targets has routed experts alone, which have none in PEFT",
+        log_warn("lora.dropout = %g has no effect: lora.targets has only routed experts, which have no dropout in PEFT",
                  ad->dropout);
 }
 
@@ -44,7 +44,7 @@ static void warn_of_experts(const struct run *r)
 {
     if (run_objective(r->cfg)->format && !(lora_table_experts(&r->model.adapters, &r->arch) > 0))
         log_warn(
-            "lora.targets adapts none of the routed experts, which have most of the parameters: add experts to it, or "
+            "lora.targets adapts none of the routed experts, which have most of the parameters: add experts to it; "
             "the loss may stay where it begins");
 }
 

@@ -395,8 +395,8 @@ int resume_check_model(const struct resume *r, const struct config *cfg, uint64_
     if (check_base(r, cfg, base, a, err)) return -1;
     if (r->state.model_hash == fingerprint) return 0;
     if (!r->state.model_hash) {
-        log_warn("%s is from an older moetrain, which hashed less of the weights: whether those in model.path are the "
-                 "same is not compared",
+        log_warn("%s is from an older moetrain, which hashed less of the weights: the weights in model.path are not "
+                 "compared with its hash",
                  r->path);
         return 0;
     }

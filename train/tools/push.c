@@ -32,7 +32,7 @@ static int check_checkpoint(const char *dir, struct err *err)
     mem_free(card);
     if (ours) return 0;
     return err_set(err,
-                   "%s: a checkpoint whose README.md is not that of an export: push sends adapters and exports, no "
+                   "%s: a checkpoint whose README.md is not that of an export: push sends adapters and exports, not "
                    "base models; if it is an export, name moetrain in its README.md",
                    dir);
 }

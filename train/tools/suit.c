@@ -16,8 +16,8 @@ int suit_card_find(struct suit_card *card, bool portable, struct err *err)
 {
     if (gpu_table_find(&card->model, card->gpu, err)) return -1;
     if (card->model.integrated && card->host_gb > 0)
-        return err_set(err, "--host-gb %g: memory of the %s and host memory are one: leave --host-gb out",
-                       card->host_gb, card->model.title);
+        return err_set(err, "--host-gb %g: the %s shares its memory with the host: leave --host-gb out", card->host_gb,
+                       card->model.title);
     card->device = (struct device_card){.bytes = card->model.bytes,
                                         .host_bytes = (int64_t)ceil(card->host_gb * (1 << 30)),
                                         .integrated = card->model.integrated,
