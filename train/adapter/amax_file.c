@@ -48,8 +48,8 @@ static int read_row(const struct safetensors *st, const char *path, const struct
 }
 
 /* The file may have magnitudes that the model does not use: those of weights in an evaluation without quantised
- * weights, those of inputs in an export that quantises experts alone. Without use of any weight's magnitude nothing is
- * compared. */
+ * weights, those of inputs in an export that quantises only experts. If the model uses no magnitude of weights, nothing
+ * is compared. */
 static int check_count(const struct safetensors *st, const char *path, const struct amax_table *t, struct err *err)
 {
     int64_t need = 0, have = 0;

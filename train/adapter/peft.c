@@ -4,15 +4,15 @@
  *     A_e[k, i] = A[e*r + k, i]        expert-major rows
  *     B_e[o, k] = B[o, k*E + e]        rank-major columns
  * A plain matrix is the case E = 1. gate_up_proj and down_proj belong to one module, so PEFT's wrappers nest: the
- * parameter that is wrapped first has the name "experts.base_layer.lora_*", the other has "experts.lora_*". A parameter
- * that is alone also has "experts.lora_*". PEFT 0.19.0 confused "in" and "out": the tensor named A is over the outputs,
- * so A and B are exchanged ("swapped"). For models that hold experts as [E, out, in], versions before 0.19.0 did the
- * same.
+ * parameter that is wrapped first has the name "experts.base_layer.lora_*", the other has "experts.lora_*". If only one
+ * of the two is wrapped, its name is "experts.lora_*". PEFT 0.19.0 confused "in" and "out": the tensor named A is over
+ * the outputs, so A and B are exchanged ("swapped"). For models that hold experts as [E, out, in], versions before
+ * 0.19.0 did the same.
  *
  * Adapters of transformers 4 have a plain pair per expert's Linear. When gate and up are two Linears with rank r each,
  * moetrain's gate_up has rank 2r, as in PEFT's own conversion: A = [A_gate; A_up], B = [B_gate 0; 0 B_up]. All targets
  * then have rank 2r, and alpha is adjusted to keep the scale. In other targets the file fills the first r ranks; the
- * others keep their A and have B = 0.
+ * other ranks keep their A and have B = 0.
  *
  * Classes that have more than a text model (Qwen3_5MoeForConditionalGeneration) have model.language_model.layers in
  * place of model.layers. peft_load reads both names, and those of DeepSeek-V4's publisher (model/stored/published.h),

@@ -306,7 +306,7 @@ static int measure_ops(struct bench *b, struct err *err)
     return 0;
 }
 
-/* Must run after the steps: it heats the card, and a hot card has a lower clock. */
+/* Call it after the steps: it heats the card, and a hot card has a lower clock. */
 static void measure_sustained(struct bench *b)
 {
     const double seconds = 2;

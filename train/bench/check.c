@@ -333,8 +333,8 @@ static void take_entries(struct model *m, struct capture *c, int64_t n_tok)
     }
 }
 
-/* The residual between mixer and network. For a layer without mixer it is the layer's input, without network the
- * output. */
+/* The residual between mixer and network. For a layer without mixer it is the layer's input, for a layer without
+ * network the layer's output. */
 static struct tensor residual_of(const struct model *m, int64_t layer)
 {
     const struct layer_acts *a = &m->acts.layers[layer];

@@ -22,11 +22,11 @@ enum {
     MOST_BLOCKED = 8, /* requests without room after which a step looks for no other */
 };
 
-/* A request. Its prompt is in the cache if shared is -1, or if that sequence has n_ids - 1 tokens. */
+/* A request. Its prompt is in the cache once sequence `shared` has n_ids - 1 tokens (prefill_of). */
 struct request {
     struct answer_rules rules;
     int64_t number, n_begun, n_ended; /* samples */
-    int shared;                       /* the prompt's sequence, until its last sample begins; -1: none */
+    int shared;                       /* sequence of the prompt, until the last sample begins; -1: none */
     bool cancelled, blocked;          /* blocked: there is no room for it in this step */
     int64_t n_passed;                 /* later ones that began before it */
     struct request *next;

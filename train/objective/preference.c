@@ -94,8 +94,8 @@ static void measure_neighbours(struct model *m, const struct batch *b, int64_t i
     batch_free(&mixed);
 }
 
-/* KTO's z: the mean log-ratio of mismatched rows, at least 0. Rows are mismatched within the whole step. The sums of an
- * evaluation are kept. */
+/* KTO's z: the mean log-ratio of mismatched rows, at least 0. Each row of the step gets the answer of the row before
+ * it. Restores m->sums at the end, because an evaluation has its own sums there. */
 static double baseline(struct model *m, const struct batch *b, int64_t n)
 {
     const struct comm *all = m->par.all;

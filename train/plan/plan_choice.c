@@ -43,7 +43,7 @@ struct search {
     struct model_options opt;
     int64_t constant,
         other; /* constant: bytes that every pass needs; other: peak of the work arena in passes that save nothing */
-    double inside_ms; /* time of products that decode experts inside, minus the floor of these products */
+    double inside_ms; /* time of products that decode experts themselves, minus the floor of these products */
     double extra_ms;  /* of the place */
     bool slower;      /* than the best choice so far, even if all items fitted */
     bool enough;      /* host memory for the place */

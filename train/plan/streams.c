@@ -139,10 +139,10 @@ static double groups_room(const struct streams *h, bool cpu_update)
     return cpu_update ? MT_MIN(link, fwd * streams_host_rate(h) - update - h->in_fwd - h->out_fwd) : link;
 }
 
-/* Takes groups of evenly spaced layers while there is room; first the kind that saves more time per byte. If packed
- * experts are in host memory too, only two thirds of the layers, because copies of experts take longer than a layer:
- * with mixers of all 24 layers the gaps between ops were 37 of 300 ms, with those of 16 layers 6 ms
- * (tests/notebook/memory.md). */
+/* Takes groups of evenly spaced layers while there is room. It begins with the kind that saves more time per byte. If
+ * packed experts are in host memory too, it takes at most two thirds of the layers, because copies of experts take
+ * longer than a layer: with mixers of all 24 layers the gaps between ops were 37 of 300 ms, with mixers of 16 layers
+ * 6 ms (tests/notebook/memory.md). */
 static void groups_set(struct streams *h, const struct place *p, struct model_options *opt)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {

@@ -169,8 +169,8 @@ static int write_rows(struct teach *t, const struct dataset *ds, const char *out
     return rc || closed ? -1 : 0;
 }
 
-/* The plan must include memory for the likeliest tokens, so it is made as for rows of a teacher. The data are read
- * without teacher, since they have no such rows yet. */
+/* Reads the data without a teacher, because they have no teacher's tokens yet. Then sets distill.teacher = rows, so
+ * that the plan includes memory for the likeliest tokens. */
 static int teach(struct teach *t, const struct teach_options *o, struct config *cfg, struct err *err)
 {
     struct run *r = &t->run;
