@@ -218,7 +218,7 @@ static void refused(void **state)
     assert_says(said.err, "there is room for 8 with an answer: /reset begins another");
     const char *const piped[] = {"chat", config, "--set", template, "--temperature", "0", "--base", NULL};
     if (chat_run("The cat\n", piped)) fail_msg("%s", said.err); /* it repeats itself */
-    assert_says(said.err, "cut after 512 tokens: --tokens");
+    assert_says(said.err, "truncated after 512 tokens (--tokens)");
     const char *const long_words[] = {"chat", config, "--set", template, "--base", "--context", "30", NULL};
     assert_int_equal(chat_run("The cat\n", long_words), 0);
     assert_says(said.err, "truncated: the conversation fills the context; /reset");

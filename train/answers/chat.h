@@ -4,7 +4,7 @@
 
 #include "train/cli/cli.h"
 
-/* Of an answer, where nobody at a terminal could stop it. */
+/* The limit of an answer if standard input is not a terminal, because then nobody can stop the answer. */
 enum { CHAT_PIPED_TOKENS = 512 };
 
 struct chat_command_options {

@@ -245,7 +245,8 @@ static int open_questions(struct eval_generate *g, struct err *err)
     return questions_held_out(&g->qs, &g->run, &d, most, err);
 }
 
-/* A row has a reference that the verifier can compare: no answer changes this, so an empty one shows it. */
+/* Error: the verifier can compare no row's reference. Whether it can does not depend on the answer, so an empty answer
+ * is judged. */
 static int check_references(struct eval_generate *g, struct err *err)
 {
     const struct verify_answer none = {.content = {"", 0}, .whole = {"", 0}};

@@ -70,8 +70,8 @@ bool engine_step(struct engine *e);
 /* For progress and `plan`. */
 struct engine_stats {
     int64_t n_waiting, n_running;      /* samples */
-    int64_t prompt_tok, sampled_tok;   /* so far; prompts of several samples once */
-    int64_t prefilled_tok, cached_tok; /* of prompts, without their last tokens: computed; found in the cache */
+    int64_t prompt_tok, sampled_tok;   /* so far; a prompt of several samples counts once */
+    int64_t prefilled_tok, cached_tok; /* of prompts, but the last of each: computed; found in cache */
     int64_t n_beside;                  /* passes with several adapters so far */
     int64_t cache_bytes;
     double used;       /* share of its pages, 0 to 1 */

@@ -9,7 +9,7 @@ struct engine_work {
     int64_t n_sample;
     int64_t longest, most_len, prompt_tok, n_top; /* prompt; prompt and answer; sum of the prompts */
     bool routing, keeps;                          /* keeps: later requests continue sequences in the cache */
-    int64_t n_edit;                               /* of a request, at most; 0: none changes logits */
+    int64_t n_edit;                               /* most edits of a request; 0: no request changes logits */
     double start, told;
 };
 void engine_work_add(struct engine_work *w, const struct sample_request *q);

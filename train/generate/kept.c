@@ -9,7 +9,7 @@ void kept_open(struct kept *k, struct cache *c, struct device *dev, bool on)
     if (on) k->seqs = mem_array(c->size.n_seq, sizeof(*k->seqs));
 }
 
-/* The sequence stays in the cache. */
+/* Forgets that the sequence is kept; its tokens stay in the cache. */
 static void release(struct kept_seq *s)
 {
     mem_free(s->ids);
@@ -30,7 +30,7 @@ static void drop(struct kept *k, int64_t seq)
     cache_drop(k->cache, (int)seq);
 }
 
-/* Drops the kept sequence that was used longest ago, another than `but`. False: there is none. */
+/* Drops the kept sequence that was used longest ago, except `but`. False: there is no other. */
 static bool drop_oldest(struct kept *k, int64_t but)
 {
     int64_t oldest = -1;
@@ -49,7 +49,7 @@ void kept_forget(struct kept *k, int adapter)
 
 /* ---- ends ---- */
 
-/* The experts of its n first tokens. */
+/* Copies the experts of all s->n tokens: of the prompt, then of the answer. */
 static void keep_routing(struct kept_seq *s, const struct answer *a)
 {
     const struct answer_rules *r = a->rules;
@@ -79,8 +79,8 @@ void kept_end(struct kept *k, int seq, const struct answer *a)
 
 /* ---- begins ---- */
 
-/* Tokens that a prompt has in common with a kept sequence, and that can be continued, all but the prompt's last at
- * most. */
+/* Number of tokens at the start of the prompt that the kept sequence also has, without the prompt's last token. 0 if
+ * the sequence cannot be continued after them. */
 static int64_t common(const struct kept *k, int seq, const struct answer_rules *r)
 {
     const struct kept_seq *s = &k->seqs[seq];
@@ -91,8 +91,9 @@ static int64_t common(const struct kept *k, int seq, const struct answer_rules *
     return cache_has(k->cache, seq, n) ? n : 0;
 }
 
-/* The kept sequence with most tokens of the prompt, *n of them; -1: none saves time. The prompt's other tokens come in
- * passes of `chunk`, which read all weights: of these there should be one, or no more than tokens are saved. */
+/* The kept sequence with the most tokens of the prompt; *n: their number. -1: no sequence saves time. The other tokens
+ * of the prompt come in chunks, and each chunk is a pass that reads all weights. So they must fit one chunk, or be no
+ * more than the saved tokens. */
 static int find(const struct kept *k, const struct answer_rules *r, int64_t *n)
 {
     int best = -1;
@@ -106,8 +107,8 @@ static int find(const struct kept *k, const struct answer_rules *r, int64_t *n)
     return rest <= MT_MAX(k->cache->size.chunk, *n) ? best : -1;
 }
 
-/* Sequence seq itself, cut to its first n tokens; or, where only some of its tokens are wanted and there is room, a
- * copy of these. -1: there is no room; -2: the sequence can neither be copied nor cut. */
+/* Returns a sequence that begins with the first n tokens of seq. If seq has more tokens and there is room, it is a
+ * copy, otherwise seq itself, cut to n tokens. -1: there is no room; -2: seq can neither be copied nor cut. */
 static int continue_from(struct kept *k, int seq, int64_t n, int64_t n_tok)
 {
     struct kept_seq *s = &k->seqs[seq];

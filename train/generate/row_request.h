@@ -20,8 +20,8 @@ struct row_request {
     char **stops;             /* [q.n_stops] */
     int32_t *ends;            /* [q.n_end_ids] */
     struct sample_bias *bias; /* [q.n_bias] */
-    const char *role;         /* for a warning: one that few templates know. It points into the row; NULL: none */
-    struct sample_request q;  /* its pointers are to the members above */
+    const char *role;         /* a role that few templates know, for a warning; points into the row; NULL: none */
+    struct sample_request q;  /* points to the members above */
 };
 
 /* Reads {prompt | prompt_ids | messages, tools}, id, n, seed, max_tokens, min_tokens, temperature, top_k, top_p, min_p,
@@ -29,7 +29,7 @@ struct row_request {
  * prompt_logprobs, ignore_eos, logit_bias {id: value}. Errors begin with `name`. */
 int row_request_read(struct row_request *r, const struct run *run, struct json row, int64_t number,
                      const struct row_defaults *d, const char *name, struct err *err) MT_CHECK;
-/* Whether rows have this key; *near: the one that it resembles, or NULL. */
+/* Whether `generate` reads this key of a row; *near: the known key that it resembles, or NULL. */
 bool row_request_has_key(const char *key, const char **near);
 void row_request_free(struct row_request *r); /* r may be zeroed */
 

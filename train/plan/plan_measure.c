@@ -169,7 +169,7 @@ static void plan_online(struct plan_request *q)
                                   .cache_tok = 1};
     g->n_tok = MT_MAX(MT_MIN(q->n_tok, PASS_TOK), g->n_seq);
     g->chunk = q->seq_len - c->objective.max_completion_length > g->n_tok ? PLAN_CHUNK : 1;
-    if (c->environment.command[0]) plan_keeps(g, q->seq_len); /* a later turn has all earlier ones as its prompt */
+    if (c->environment.command[0]) plan_keeps(g, q->seq_len); /* the prompt of a turn is all turns before it */
 }
 
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,

@@ -50,7 +50,7 @@ struct plan_room {
 
 enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
-enum { PLAN_CHUNK = 128 }; /* tokens of a sequence in later passes of its prompt */
+enum { PLAN_CHUNK = 128 }; /* tokens of a prompt in each pass after the first */
 /* Sizes of generation (train/generate/engine.h); a text has up to seq_len tokens. */
 struct plan_generation {
     int64_t n_seq;  /* sequences */
@@ -120,7 +120,8 @@ int64_t plan_cache_bytes(const struct plan_request *q, int64_t n_tok);
 /* All of struct plan_memory. */
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
                  const struct model_options *opt, struct err *err) MT_CHECK;
-/* Sequences of up to len tokens stay in the cache; later prompts continue them, in chunks beside a token of each. */
+/* Plans for sequences of up to len tokens that stay in the cache. Later prompts continue them: a pass has a chunk of a
+ * prompt and one token of each other sequence. */
 void plan_keeps(struct plan_generation *g, int64_t len);
 /* Device bytes of pinned host memory: all if host and device share memory, otherwise page tables. */
 int64_t plan_host_shared(const struct device *dev, int64_t bytes);

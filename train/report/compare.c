@@ -17,7 +17,8 @@ struct compared {
     char *settings; /* config_dump; NULL: config.ini is missing or cannot be read */
 };
 
-/* A column is shown if a run has a value in it. BATCHES, which a name has too: rewards of single batches vary much. */
+/* A column is shown if a run has a value in it. The column REWARD is the mean of the last BATCHES batches, because
+ * rewards of single batches vary much; its name contains the number. */
 enum {
     STEPS,
     TOKENS,
@@ -59,7 +60,7 @@ static void value_text(char text[64], double value)
         snprintf(text, 64, "-");
 }
 
-/* The value of an evaluation with its step; i < 0: none. */
+/* Writes the value of evaluation i, with its step; i < 0: there is no evaluation. */
 static void best_text(char text[64], const struct series *value, const struct series *step, int64_t i)
 {
     char at[32];

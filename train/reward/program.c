@@ -28,8 +28,8 @@ static int start(struct program *p)
     return rc;
 }
 
-/* The file that an interpreter runs: its first argument, for Python also after options of one letter without a value.
- * NULL: none, or not known. */
+/* The script that an interpreter runs: its first argument; Python may have options of one letter without a value before
+ * it. NULL: argv has no script, or it is not known. */
 static const char *script_of(char *const argv[])
 {
     static const char *const interpreters[] = {"sh", "bash", "node", "perl", "ruby"};

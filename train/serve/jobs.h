@@ -57,7 +57,7 @@ struct job {
     struct job *next;
 };
 
-/* Tokens of its prompts, and those of them that were found in the cache. */
+/* Sets *n_tok to the tokens of the job's prompts, *n_cached to how many of these were in the cache. */
 void job_prompt_tokens(const struct job *job, int64_t *n_tok, int64_t *n_cached);
 
 struct jobs_options {
