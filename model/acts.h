@@ -67,8 +67,8 @@ struct layout {
     int32_t *offs;        /* [n_chunk, P, E+1]: route.offs of every chunk and rank */
 };
 
-/* Receive buffers, double-buffered by chunk. They are the first of a micro-batch in dev->work: at the same offset on
- * all ranks. */
+/* Receive buffers, double-buffered by chunk. A micro-batch allocates them first in dev->work, so that they have the
+ * same offset on all ranks. */
 struct recv_buf {
     struct tensor rows[2], back[2];        /* [capacity, D] act. rows: input of the experts. back: in forward their
                                               output, sent back; in backward dout, then dx */
@@ -104,7 +104,7 @@ struct deltanet_acts {
     struct tensor in, in_xa;  /* [T, C+V] act: q | k | v before the convolution, z; [T, n_seg*R] act */
     struct tensor ba, ba_xa;  /* [T, 2N] act: b | a */
     struct tensor qkv;        /* [T, C] act, after the convolution */
-    struct tensor o, y, rstd; /* [T, V] act: output of the delta rule, after its norm; [T, N] stat */
+    struct tensor o, y, rstd; /* [T, V] act: output of the delta rule; the same after its norm; [T, N] stat */
     struct tensor out_xa;     /* [T, R] act */
 };
 
@@ -152,7 +152,7 @@ struct shared_acts {
 
 /* Activations of hyper-connections before a mixer or a network. N streams; V = (2 + N) N values (kernels/ops/ops.h). */
 struct site_acts {
-    struct tensor sum;     /* [T, D] act: of the streams, the input of the norm */
+    struct tensor sum;     /* [T, D] act: weighted sum of the streams, the input of the norm */
     struct tensor m, rstd; /* [T, V], [T] stat */
 };
 
@@ -179,7 +179,7 @@ struct mamba_acts {
     struct tensor in, in_xa; /* [T, V+C+N] act, [T, R] act */
     struct tensor xbc;       /* [T, C] act: after the convolution */
     struct tensor o;         /* [T, V] act: of the state space */
-    struct tensor y, rstd;   /* [T, V] act, [T, G] stat: with gate and norm */
+    struct tensor y, rstd;   /* [T, V] act: o after gate and norm; [T, G] stat */
     struct tensor out_xa;    /* absent: out has no adapter */
 };
 
@@ -194,11 +194,12 @@ struct latent_acts {
 struct layer_acts {
     struct tensor x;                    /* [T, D] act; with N streams [T, N*D] */
     struct tensor attn_norm, attn_rstd; /* [T, D] act, [T] stat: input of the mixer */
-    struct tensor h;                    /* [T, D] act: x + mixer; with streams the mixer's output alone; absent without
-                                           mixer, and in layers without network if MIXER is saved */
+    struct tensor h;                    /* [T, D] act: x plus the mixer's output, or with several residual streams the
+                                           output alone. Absent in a layer that has no mixer, and in one that has no
+                                           feed-forward network and saves MIXER */
     struct tensor ffn_norm, ffn_rstd;   /* [T, D] act, [T] stat: input of the feed-forward network */
-    struct tensor mixer_res, ffn_res;   /* what the mixer and the network add their outputs to: views that block.c
-                                           sets, of x and h; absent with streams */
+    struct tensor mixer_res, ffn_res;   /* views of x and h that block.c sets: mixer and network add their outputs to
+                                           them. Absent with several streams, or if a norm follows the output */
     struct stream_acts streams;
     struct post_acts mixer_post, ffn_post; /* groups MIXER and KEPT */
     union {
@@ -220,7 +221,7 @@ struct acts_plan {
     int64_t layer, n_tok;
     struct layer_weights w; /* for the sizes of adapters alone; may be of another layer that has the same sizes */
     int64_t adapted;        /* the layer that w is of; -1: none yet */
-    int16_t like[MT_MAX_LAYERS + 1]; /* the first layer with the same activations; itself: none */
+    int16_t like[MT_MAX_LAYERS + 1]; /* the first layer with the same activations, which may be the layer itself */
     const struct experts *experts;   /* where routed experts run */
     const struct acts *acts;
     bool saved[ACTS_GROUPS]; /* of this layer */

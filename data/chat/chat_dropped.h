@@ -1,4 +1,5 @@
-/* chat_dropped.h - finds what a row has and its text lacks: messages, calls, refusals, parts, tools, documents. */
+/* chat_dropped.h - finds parts of a row that the chat template did not write: messages, calls, refusals, parts of
+ * contents, tools, documents. */
 #ifndef MT_CHAT_DROPPED_H
 #define MT_CHAT_DROPPED_H
 
@@ -22,16 +23,18 @@ int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err 
 void chat_marks_find(struct chat_marks *m, const struct text_buf *text);
 void chat_marks_free(struct chat_marks *m);
 
-/* shapes [number of messages]: for each message a hash of what a template may look at, except the texts themselves: its
- * role and keys, those of its neighbours and of the last message, whether it is the first, whether there are tools. */
+/* shapes [number of messages]: for each message a hash of what a template may look at, but not of the texts themselves.
+ * The hash includes the role and keys of the message, of its neighbours and of the last message; whether the message is
+ * the first; whether the row has tools and documents; the keys of chat_template_kwargs. */
 void chat_dropped_shapes(uint64_t *shapes, struct json row);
-/* Whether the text of a message, without white space around it and reasoning in <think> before it, is in `text` after
- * *at, raw or as a JSON string; if so, moves *at past it. Contents that are empty or not a string count
+/* Whether `text` has the content of a message after *at, raw or as a JSON string; if so, moves *at past it. The content
+ * is searched without the reasoning that it begins with (all up to its last </think>), and without white space at both
+ * ends. An empty content counts as found. A number or boolean counts as not found, any other value that is not a string
  * as found. */
 bool chat_dropped_text_in(const struct text_buf *text, int64_t *at, struct json message);
 
-/* Set the error and return -1: the template does not write the part `what` of a message; it writes only one of several
- * calls. */
+/* Both set the error and return -1. chat_dropped_part: the template does not write the part `what` of the message.
+ * chat_dropped_calls: it writes only one of the message's calls. */
 int chat_dropped_part(struct json message, const char *what, struct err *err);
 int chat_dropped_calls(struct json message, struct err *err);
 

@@ -84,9 +84,10 @@ MT_BOTH float fl_inverse(float b)
 }
 
 /* a / b, correctly rounded, in five operations: one product and two corrections of it, each by an exact remainder
- * (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). inverse is above 0.
- * |a| and |a / b| must be at most 2^90. Where one of them is below 2^-90, the result may be wrong, but is below
- * 2^-29. */
+ * (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). inverse is
+ * fl_inverse(b) and not 0, so b is between 2^-60 and 2^60. |a| and |a / b| must be at most 2^90.
+ * If |a| or |a / b| is below 2^-90, a remainder may be too small for an exact f32, and the result may be wrong. As b is
+ * at least 2^-60, |a / b| is then at most 2^-30, and the result is below 2^-29. */
 MT_BOTH float fl_by_inverse(float a, float b, float inverse)
 {
     float q = fl_mul(a, inverse);
@@ -112,8 +113,8 @@ MT_BOTH float short_quotient(float a, float b, float inverse)
     return fmaf(fmaf(-q, b, a), inverse, q);
 }
 
-/* fl_by of a whole number a up to 2^8. The short quotient is then exact: all a with all 2^23 mantissas of b were
- * tried. */
+/* fl_by of a whole number a up to 2^8. The short quotient is then correctly rounded: all a with all 2^23 mantissas of b
+ * were tried. */
 MT_BOTH float fl_whole_by(float a, float b, float inverse)
 {
 #ifdef __CUDA_ARCH__
@@ -166,21 +167,21 @@ MT_BOTH float e4m3_value(uint32_t byte)
     const uint32_t bits = (byte & 0x7f) == 0x7f ? 0x7fc00000u : (byte & 0x7f) << 20;
     return fl_mul(bits_float(bits | (byte & 0x80) << 24), 0x1p120f);
 }
-/* A row of e4m3 with one power of two, the input of an FP8 product: the least power of two s, of at least 2^-100, with
- * `most` <= 448 s, most being the largest magnitude of the row. NaN for a row that is not finite. */
+/* The scale of a row of e4m3 codes that an FP8 product reads. most: the largest magnitude of the row. The scale is the
+ * least power of two s with most / s <= 448, and at least 2^-100. NaN if most is not finite. */
 MT_BOTH float e4m3_row_step(float most)
 {
     const uint32_t bits = float_bits(most), byte = (bits >> 23) + ((bits & 0x007fffffu) > 0x00600000u);
     if (bits >= 0x7f800000u) return bits_float(0x7fc00000u);
     return bits_float((byte > 35 ? byte - 8 : 27) << 23);
 }
-/* The value by which products replace x: code * step, exact in bf16. */
+/* The value that an FP8 product has for x: the value of its code times step, exact in bf16. NaN if step is NaN. */
 MT_BOTH float e4m3_row_value(float x, float step)
 {
     const float inverse = bits_float(0x7f000000u - float_bits(step)), a = fl_mul(fabsf(x), inverse);
     return step > 0 ? copysignf(fl_mul(e4m3_round(a), step), x) : step;
 }
-/* What the codes of a block of NVFP4 are multiplied with; see struct weight. */
+/* The factor of all codes in a block of NVFP4; see struct weight. */
 MT_BOTH float nvfp4_step(uint32_t byte, float scale2, bool divides)
 {
     return divides ? fl_div(e4m3_value(byte), scale2) : fl_mul(e4m3_value(byte), scale2);
@@ -191,8 +192,8 @@ MT_BOTH float e8m0_value(uint32_t byte) { return bits_float(byte ? byte << 23 : 
 /* e8m0_value of any byte: 255 is a NaN. */
 MT_BOTH float e8m0_scale(uint32_t byte) { return byte == 255 ? bits_float(0x7fc00000u) : e8m0_value(byte); }
 MT_BOTH float e8m0_inverse(uint32_t byte) { return e8m0_value(254 - byte); }
-/* e8m0 bytes, at least 0. e8m0_floor: of the largest power of two that is at most a, divided by 2^drop; e8m0_ceil: of
- * the smallest power of two that is at least a. */
+/* The e8m0 byte of a power of two; 0 if it would be negative. e8m0_floor: the largest power of two that is at most a,
+ * divided by 2^drop. e8m0_ceil: the smallest that is at least a. */
 MT_BOTH uint32_t e8m0_floor(float a, uint32_t drop)
 {
     const uint32_t byte = float_bits(a) >> 23;

@@ -22,12 +22,13 @@ float quant_value(const struct weight *w, int64_t e, int64_t i);
 
 /* Encoders. They return the number of inputs that are not finite, which are encoded as 0. */
 
-/* nibbles [n/2], scales [n/32], n a multiple of 32. The shared exponent is that of the largest magnitude minus two, so
- * values between 6 and 8 steps saturate; elements round to nearest, ties to the even code. */
+/* nibbles [n/2], scales [n/32], n a multiple of 32. The scale of a block is a quarter of the power of two at or below
+ * its largest magnitude. So magnitudes above 6 times the scale, which are below 8 times, become 6 times the scale.
+ * Others round to nearest, ties to the even code. */
 int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, int64_t n);
 /* format WF_NF4 or WF_FP4; nibbles [ceil(n/2)], absmax [ceil(n/block)], block even. Writes the bytes of bitsandbytes'
- * CUDA kernels, thresholds included: some differ by an ulp from the centre between two codes. A block of zeros decodes
- * to zeros. */
+ * CUDA kernels: the same thresholds between codes, some of which are an ulp away from the middle of two values. A block
+ * of zeros decodes to zeros. */
 int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
                          int64_t block);
 /* Packs a dense matrix, WF_F32, WF_BF16 or WF_F16, with n_threads threads on pieces of whole blocks; the bytes do not
@@ -52,10 +53,12 @@ void quant_int4_decode(char *out, const uint8_t *nibbles, const float *scale, in
  * that are not finite. */
 int64_t quant_mxfp4_merge(uint8_t *nibbles, uint8_t *scales, const float *x, const uint8_t *old_nibbles,
                           const uint8_t *old_scales, int64_t n, int n_threads);
-/* FP8 of x [n_out, n_in] with exponents [ceil(n_out/128), ceil(n_in/128)] as scales of blocks: the least power of two
- * that holds the block's largest value. Returns the number of inputs that are not finite. */
+/* FP8 codes (e4m3) of x [n_out, n_in], and scales [ceil(n_out/128), ceil(n_in/128)] e8m0, one per block of 128 x 128:
+ * the least power of two with amax / scale <= 448, amax being the largest magnitude of the block; 1 for a block of
+ * zeros. Returns the number of inputs that are not finite. */
 int64_t quant_fp8_blocks(uint8_t *codes, uint8_t *scales, const float *x, int64_t n_out, int64_t n_in, int n_threads);
-/* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)], *offset their mean; map: quant_dynamic_map. */
+/* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)]; *offset = the mean of absmax. map:
+ * quant_dynamic_map. */
 void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const float *absmax, int64_t n,
                          const float map[256]);
 

@@ -59,8 +59,9 @@ static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, s
     want_seqs(__func__, seqs, false);
 }
 
-/* Adds FLOPs. Each token and value head has `inside` products with the rows of its chunk over key_dim columns, `values`
- * such products over value_dim columns, and `across` products with a state. */
+/* Adds the FLOPs of matrix products, per chunk of C = MT_DELTA_CHUNK rows and value head: `inside` products of the
+ * sizes C x C x key_dim, `values` of C x C x value_dim, `across` of C x key_dim x value_dim. The callers list them with
+ * the letters of kernels/cpu/delta.c. Solving a system counts as one product. */
 static void count_delta(struct device *dev, int64_t n_tok, const struct delta_shape *s, int inside, int values,
                         int across)
 {
@@ -73,7 +74,10 @@ void op_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct
                   struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
 {
     want_delta(dev, qkv, o, ba, a_log, dt_bias, seqs, shape);
-    count_delta(dev, qkv.shape[0], shape, 3, 2, 3); /* K K^T, Q K^T, W; U, m X; W S, Q S, K^T X */
+    /* inside: K K^T, Q K^T, the system of W
+     * values: the system of U, m X
+     * across: W S, Q S, K^T X */
+    count_delta(dev, qkv.shape[0], shape, 3, 2, 3);
     MOVES(dev, o, qkv, ba);
     RUN(0, delta_fwd, o, qkv, ba, a_log, dt_bias, seqs, shape);
     round_act(dev, o);
@@ -85,7 +89,7 @@ void op_delta_decode(struct device *dev, struct tensor o, struct tensor qkv, str
     const int64_t n = shape->n_value * shape->key_dim * shape->value_dim;
     want_delta(dev, qkv, o, ba, a_log, dt_bias, states->seqs, shape);
     want_states(__func__, states, dev->stat_dtype, qkv.shape[0], n);
-    count_delta(dev, qkv.shape[0], shape, 0, 0, 3); /* S^T k, k delta^T, S^T q */
+    count_delta(dev, qkv.shape[0], shape, 0, 0, 3); /* across, of single tokens: S^T k, k delta^T, S^T q */
     MOVES(dev, o, qkv, ba);
     dev->op.bytes += 2 * (double)(states->seqs->n_seq * n * dtype_size(dev->stat_dtype));
     RUN(0, delta_decode, o, qkv, ba, a_log, dt_bias, states, shape);
@@ -98,8 +102,13 @@ void op_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, str
 {
     want_delta(dev, qkv, dout, ba, a_log, dt_bias, seqs, shape);
     want_delta(dev, dqkv, dout, dba, a_log, dt_bias, seqs, shape);
-    /* the forward's products, computed again: K K^T, Q K^T, W; U; W S, K^T X. Gradients: dW, dL W, dm K, dm^T Q, dL K,
-     * dL^T K; m^T dO, dm, dU, dL U; E or S times K, dO, X and dX, two that update E */
+    /* dY is the gradient of Y, E that of the state after the chunk.
+     * inside, recomputed: K K^T, Q K^T, the system of W
+     * inside, gradients: the system of dW, dW W^T (added to dL), dm K, dm^T Q, dL K, dL^T K
+     * values, recomputed: the system of U
+     * values, gradients: m^T dO, dO X^T (dm), the system of dU, dU U^T (added to dL)
+     * across, recomputed: W S, K^T X
+     * across, gradients: K E, dO S^T, X E^T, dX S^T, Q^T dO and W^T dX (added to E) */
     count_delta(dev, qkv.shape[0], shape, 9, 5, 8);
     MOVES(dev, dqkv, dba, dout, qkv, ba);
     RUN(0, delta_bwd, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);

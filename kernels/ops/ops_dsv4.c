@@ -6,7 +6,8 @@
 
 /* ---- hyper-connections ---- */
 
-/* Checks x [T, N*D]; returns D. site: C and post are needed too, which the head of the model lacks. */
+/* Checks x [T, N*D], m and h; returns D. site: h must have pre, post and C, as for a mixer or a network; else it may be
+ * that of the model's head, which has only pre. */
 static int64_t want_hyper(struct device *dev, struct tensor x, struct tensor m, const struct hyper *h, bool site)
 {
     const int64_t n = h->n_stream, n_col = x.shape[1], n_value = (2 + n) * n;
@@ -111,10 +112,10 @@ void op_compress_bwd(struct device *dev, struct tensor dkg, struct tensor dy, st
     round_act(dev, dkg);
 }
 
-/* Rows of the entries that a pass completes. */
+/* Rows of a tensor for the entries that a pass completes; some may stay unused. */
 static int64_t complete_rows(const struct past *p, int64_t ratio) { return p->pos.shape[0] / ratio + p->seqs->n_seq; }
 
-/* Checks the arguments; n_col of the rows in pages. */
+/* Checks the arguments. n_col: columns of the rows in pages. */
 static void want_past(struct device *dev, const struct past *p, const struct pages *pages, int64_t n_col)
 {
     WANT(pages->rows, dev->act_dtype, pages->rows.shape[0], n_col);
@@ -159,7 +160,7 @@ void op_index_decode(struct device *dev, struct tensor idx, struct tensor q, str
     WANT(q, dev->act_dtype, n_tok, n_head * dim);
     WANT(w, dev->act_dtype, n_tok, n_head);
     WANT(past->pos, DT_I32, n_tok);
-    /* q K^T: an upper bound, as if every token scored its entries */
+    /* FLOPs of the scores q k^T: an upper bound, as tokens that see no more entries than are chosen need none */
     const double pairs = past->seqs->pairs / (double)ratio;
     dev->op.flops += 2 * pairs * (double)(n_head * dim);
     dev->op.bytes += pairs * (double)(dim * dtype_size(dev->act_dtype));
@@ -178,8 +179,9 @@ void op_index_topk(struct device *dev, struct tensor idx, struct tensor q, struc
     WANT(k, dev->act_dtype, entry_rows(n_tok, ratio), dim);
     WANT(w, dev->act_dtype, n_tok, n_head);
     want_seqs(__func__, seqs, false);
-    /* q K^T of the visible entries, for tokens that see more than K entries, which the first `few` tokens of a sequence
-     * do not. The count is exact only if all sequences have the same length. */
+    /* FLOPs of the scores q k^T. A token that sees no more entries than are chosen (the columns of idx) needs no
+     * scores: these are the first `few` tokens of a sequence. n_choice and pairs are estimates: both assume sequences
+     * of equal length, and pairs lets the n-th token see n / ratio entries, without rounding down. */
     const double len = mean_len(seqs, n_tok), n_seq = (double)n_tok / len;
     const double few = MT_MIN(len, (double)((idx.shape[1] + 1) * ratio - 1));
     const int64_t n_choice = (int64_t)((double)n_tok - n_seq * few);
@@ -204,7 +206,7 @@ static void want_tail_rope(struct device *dev, struct tensor x, struct tensor y,
     WANT(table, DT_F32, table.shape[0], width);
 }
 
-/* Counts the bytes of y from x. In place without a norm, only the rotated columns count. */
+/* Counts the bytes that are read and written. In place and without a norm, only the rotated columns count. */
 static void moves_tail_rope(struct device *dev, struct tensor y, struct tensor x, struct tensor rstd, struct tensor pos,
                             struct tensor table, const struct tail_rope *r)
 {
@@ -320,7 +322,7 @@ void op_shared_attn_decode(struct device *dev, struct tensor o, struct tensor q,
 {
     const int64_t n_tok = q.shape[0], n_col = shape->n_head * shape->head_dim;
     const double near = MT_MIN(past->seqs->pairs, (double)n_tok * (double)shape->window);
-    double keys = near; /* those of window and entries, at most */
+    double keys = near; /* (query, key) pairs of window and entries, at most */
     MT_REQUIRE(shape->n_head > 0 && shape->head_dim > 0 && shape->window > 0 && (!entries || shape->ratio > 0),
                "%lld heads of %lld, window %lld, ratio %lld", (long long)shape->n_head, (long long)shape->head_dim,
                (long long)shape->window, (long long)shape->ratio);
@@ -350,7 +352,7 @@ void op_shared_attn_bwd(struct device *dev, struct tensor dq, struct tensor dkv,
     want_shared(dev, o, lse, q, kv, entry, idx, seqs, shape);
     want_shared(dev, dout, lse, dq, dkv, dentry, idx, seqs, shape);
     MT_REQUIRE(!entry.ndim == !dentry.ndim, "entries without their gradient, or a gradient without entries");
-    /* the scores, computed again; dout times keys; dq; two terms of a key's gradient */
+    /* five products: the scores, recomputed; dout times keys; dq; the key's gradient as key and as value */
     count_products(dev, 5, count_pairs(q.shape[0], entry, idx, seqs, shape), shape);
     MOVES(dev, dq, dkv, dentry, dout, o, lse, q, kv, entry, idx);
     RUN(entry.ndim ? shape->ratio : 0, shared_attn_bwd, dq, dkv, dentry, dout, o, lse, q, kv, entry, idx, seqs, shape);

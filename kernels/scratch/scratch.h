@@ -41,7 +41,7 @@ struct scratch_linear scratch_linear_bwd(struct device *dev, struct tensor dx, s
 enum { WGRAD_WIDE = 128, WGRAD_SHARE = 256 }; /* SHARE: the fewest rows of a part */
 int64_t scratch_wgrad_thin(int64_t r);
 int64_t scratch_wgrad_tiles(int64_t n_wide, int64_t r);
-/* Tiles of partial sums, of experts with more than one part. Monotonic in n_row. */
+/* Number of tiles of partial sums: only experts with more than one part have them. It never falls as n_row grows. */
 int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles);
 /* The gradients of B in one pass with the product dy B (choice_one_pass): slabs of scratch_pass_columns(r) columns. */
 enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* blocks per multiprocessor if all parts are full; two run at a time */
@@ -65,8 +65,8 @@ struct scratch_aux_stats {
 };
 struct scratch_aux_stats scratch_aux_stats(struct device *dev, struct tensor logits);
 
-/* dl of the chosen experts in f32; of all experts as several bf16 numbers, for cuBLASLt; of all in f32, for
- * router_tile.cu. */
+/* The gradient dl of a router's logits: only of the chosen experts, in f32; of all experts, each value as the sum of
+ * ROUTER_PARTS bf16 numbers, for cuBLASLt; of all experts in f32, for router_tile.cu. */
 enum dl_kind { DL_OF_CHOSEN, DL_IN_PARTS, DL_IN_F32 };
 struct scratch_router_bwd {
     enum dl_kind kind;
@@ -127,21 +127,23 @@ struct scratch_moe_bwd scratch_moe_up_bwd(struct device *dev, struct tensor dpre
 /* kv_b as the decoding of latent attention reads it, [H(N+B), L] bf16. */
 struct tensor scratch_latent(struct device *dev, const struct proj *kv_b);
 
-/* The forward on Hopper bounds the scores of a sequence by the norm of its longest key. It does so where keys are at
- * most BOUNDED_WIDTH wide and a query sees so many keys that the bound saves more time than it costs. Such sequences
- * have at least BOUNDED_LEN(heads of a group) rows, so no two begin in the same BOUNDED_LEN rows of the batch. */
-enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
+/* Attention's forward on Hopper can use an upper bound of the scores instead of the maximum of every tile of keys. The
+ * bound needs the norm of the longest key of the sequence and kv head. It saves time for heads of at most BOUNDED_WIDTH
+ * columns where the query heads of a kv head together read at least BOUNDED_KEYS keys per token, on average over the
+ * sequence. Such a sequence has at least BOUNDED_LEN(query heads of a kv head) rows, so no two of them begin in the
+ * same BOUNDED_LEN rows of the batch: one norm per BOUNDED_LEN rows and kv head is enough scratch. */
+enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 };
 #define BOUNDED_LEN(group) (2 * ((BOUNDED_KEYS + (group)-1) / (group)) - 1)
-/* Heads of 512 on Hopper: weights of a chunk of the queries, in blocks of 64 rows and 64 keys. A pair is two blocks of
- * rows, one after the other, of all kv heads. */
+/* Attention on Hopper with heads of 512: the attention weights of a chunk of the queries, in blocks of 64 rows and 64
+ * keys. A pair is two neighbouring blocks of rows, of all kv heads. */
 enum { ATTN_WEIGHT_BLOCK = 64, ATTN_WEIGHT_TILE = 256 /* keys of an item */ };
 struct scratch_pairs {
     void *data;
     int64_t n_pair, n_block; /* pairs of a chunk, blocks of keys of a pair; 0: other kernels */
 };
 struct scratch_attn_fwd {
-    struct tensor norm; /* [entries, K] i32, the bits of squared key norms: one entry per BOUNDED_LEN rows; empty: no
-                         * sequence is bounded */
+    struct tensor norm; /* [entries, K] i32, the bits of squared key norms: one entry per BOUNDED_LEN rows; empty: the
+                         * kernel has no such bound */
     struct scratch_pairs pairs; /* weights [n_pair, K, n_block, 2, 64, 64] bf16; then two f32 for a row and 256 keys */
 };
 struct scratch_attn_fwd scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
@@ -247,7 +249,7 @@ struct scratch_head {
     int64_t chunk;               /* rows of a chunk, at most */
     struct tensor part;          /* [chunk, D] bf16 */
     struct tensor logits;        /* [chunk, V rounded up to 8] f32, or exponentials [chunk, V] bf16 */
-    struct tensor own;           /* exponentials: [chunk] f32 */
+    struct tensor own;           /* exponentials: logits of the labels, [chunk] f32 */
     struct tile_sums *tile_sums; /* exponentials: [chunk, V / DENSE_COLS]; NULL: logits */
     struct tensor of_teacher;    /* linear_kl: [chunk, V rounded up] or [chunk, K] f32 */
 };

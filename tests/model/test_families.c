@@ -239,8 +239,8 @@ static void test_dense_layers(void **state)
     assert_true(a.dense[0] && !a.dense[1] && a.dense[2]);
 }
 
-/* Targets that no layer of lora.layers has: a run can start from an adapter with these settings, and the table does not
- * ask to add the targets. */
+/* lora.targets = all-linear includes `dense`, but no layer of lora.layers is dense. An adapter saved with these
+ * settings can be loaded with them again. The table of adapters does not advise adding `dense` to lora.targets. */
 static void test_absent_targets(void **state)
 {
     (void)state;

@@ -93,8 +93,8 @@ static void read_rows(const char *dir, int64_t step, char *text, int64_t cap)
 enum { FILE_BYTES = 1 << 20 };
 static char wanted[FILE_BYTES], got[FILE_BYTES];
 
-/* The rows depend only on the seed, as whole groups in the order of the prompts; the file has the format of recorded
- * rollouts. */
+/* A batch has whole groups, in the order of the prompts. The batch of the next step has other rows. The rows of step 0
+ * are the same when its batch is made again. Its file can be loaded as recorded rollouts, with the same rows. */
 static void rows_of_a_batch(void **state)
 {
     (void)state;
@@ -135,7 +135,8 @@ static void rows_of_a_batch(void **state)
     bed_close(&b);
 }
 
-/* Interrupted after any pass and opened again: the same bytes, and nothing complete is sampled again. */
+/* A batch that is interrupted after any pass, and continued when the run is opened again, has the same bytes. Samples
+ * that were complete are not sampled again. */
 static void interrupted(void **state)
 {
     (void)state;
@@ -161,7 +162,7 @@ static void interrupted(void **state)
     }
     read_rows(again, 4, got, FILE_BYTES);
     assert_string_equal(got, wanted);
-    /* a complete journal: all samples are read from it until a checkpoint has the step */
+    /* a complete journal: all samples are read from it, until a checkpoint of the step deletes it */
     bed_open(&b, again, "", 6);
     assert_int_equal(batch(&b, 3, (struct loader_pos){0, 2}), 0);
     assert_true(b.o.n_journal == 12 && b.o.sample_tok == 0 && rollouts_hash(&b.o.rows) == want);
@@ -191,7 +192,8 @@ static int64_t count_rows(const struct bed *b, int64_t step)
     return n;
 }
 
-/* Groups of equal rewards are replaced, in bounded rounds; where too few remain, the batch is shorter. */
+/* Dynamic sampling replaces groups of equal rewards, in at most rollout.dynamic_rounds rounds. If too few other groups
+ * are found, the batch has its full size, but only the rows of those groups are trained on. */
 static void dynamic(void **state)
 {
     (void)state;

@@ -24,7 +24,7 @@ struct run_of {
     struct synth_memory memory;
 };
 
-/* A GPU of 999 GiB in a machine of 9999, so that no choice is forced. */
+/* A GPU with 999 GiB in a machine with 9999 GiB of memory, so that everything fits. */
 static struct run_of open_run(const char *arch, int64_t n_layer)
 {
     struct run_of r = {.bed = bed_open()};
@@ -107,7 +107,7 @@ static int64_t mixer_bytes(const struct sizes *s)
 }
 static int64_t ffn_bytes(const struct sizes *s) { return T * s->J * (2 * 2 * s->F + 2 * R); }
 static int64_t norm_bytes(const struct sizes *s) { return T * 2 * (2 * s->D + 4); }
-/* Input, experts and gates of a token's J rows and their order both ways, the input of the second adapter, offsets. */
+/* Per token x; per row of a token its expert, its gate, its place in both orders, and down_ha; the experts' offsets. */
 static int64_t kept_bytes(const struct sizes *s)
 {
     return T * (2 * s->D + s->J * (4 * 4 + 2 * R)) + pad(4 * (s->E + 1));
@@ -129,8 +129,8 @@ static void weights(void **state)
     }
 }
 
-/* nf4: 4 bits and an f32 per 64, two tables of 16 values; MXFP4: a byte per 32; NVFP4: a byte per 16, and an f32 per
- * row. */
+/* 4 bits per value in all three. Scales: NF4 an f32 per 64 values, and two tables of 16 values; MXFP4 a byte per 32;
+ * NVFP4 a byte per 16, and an f32 per row. */
 static void quantised_weights(void **state)
 {
     (void)state;
@@ -207,8 +207,8 @@ static void parts_of_ranks(void **state)
     close_run(&r);
 }
 
-/* With AdamW on the CPU the device has only the gradients and working copies of the adapters. With other offloads it
- * has five inputs of layers, or two layers of packed experts and the biases of all layers. */
+/* What the device keeps with each kind of offload. Moments: gradients and working copies of the adapters, as the CPU
+ * updates. Activations: five inputs of layers. Experts: packed experts of two layers, biases of all layers. */
 static void host_memory(void **state)
 {
     (void)state;
@@ -257,7 +257,8 @@ static void activations(void **state)
     }
 }
 
-/* f32 logits of a chunk of labelled tokens, of 1280 MiB at most, and an f32 row of the width of the model. */
+/* The loss head needs two f32 rows per labelled token of a chunk: its logits [V] and its hidden state [D]. A chunk has
+ * as many tokens, a multiple of 64, as have at most 1280 MiB of logits. */
 static void logits(void **state)
 {
     (void)state;

@@ -27,7 +27,7 @@
 #define BF16_OTHER  0.005
 enum { N_PROMPT = 6, N_SAMPLE = 2, LONGEST = 150, ANSWER = 48, MAX_LEN = LONGEST + ANSWER, PIECE = 8 };
 
-/* Prompts around a page and longer than small windows. */
+/* Lengths of prompts: around MT_PAGE, and longer than small windows of attention. */
 static const int64_t lengths[N_PROMPT] = {1, 5, 63, 64, 65, LONGEST};
 
 struct difference {
@@ -40,16 +40,16 @@ struct check_sampler {
     FILE *out;
     int64_t n_routing; /* experts of a token in all layers that choose */
     int64_t n_failed;
-    struct difference own,
-        replayed; /* of sampler and training: training with its own choice of experts; with the sampler's experts */
-    struct difference paths,
-        pieces; /* of two training forwards with their own choices: over whole sequences; over pieces */
+    struct difference own;      /* of sampler and training, which chooses its experts */
+    struct difference replayed; /* of sampler and training with the sampler's experts */
+    struct difference paths;    /* of two training forwards that choose their experts: steady or not (train) */
+    struct difference pieces;   /* of two more: compare_pieces */
     struct flips {
         int64_t n, other;          /* choices of a token and layer; those that differ */
-    } sampled, flips, piece_flips; /* by sampler and training; by two training forwards, as above */
+    } sampled, flips, piece_flips; /* between the forwards of own, of paths, and of pieces */
 };
 
-/* New adapters have B = 0 and would not matter. */
+/* Fills B of every adapter with random values: with B = 0, as in new adapters, adapters would not be compared. */
 static void fill_adapters(struct run *r)
 {
     struct adapters *ad = &r->model.adapters;
@@ -77,8 +77,9 @@ static void join_routing(const struct check_sampler *k, uint16_t *to, const stru
     memcpy(to + before, s->routing, (size_t)(s->n * k->n_routing) * sizeof(*to));
 }
 
-/* Runs a training forward; nll: of the answer. steady: with the sampler's order of sums on a CPU. choices: the experts
- * to use, or with CHOICES_RECORDED the experts that were chosen. */
+/* Runs a training forward. nll [b->n_label] =. steady: as in the sampler, a CPU adds in an order that does not depend
+ * on the other tokens of the pass, and a GPU uses the kernels for few rows (dev->steady_rows). choices: the experts to
+ * use, or with CHOICES_RECORDED the experts that were chosen. */
 static void train(struct check_sampler *k, const struct model_batch *b, bool steady, enum choices_use use, float *nll,
                   uint16_t *choices)
 {
@@ -112,8 +113,8 @@ static void count(const struct check_sampler *k, struct flips *f, const uint16_t
         f->other += memcmp(a + i, b + i, (size_t)n * sizeof(*a)) != 0;
 }
 
-/* Two training forwards over the tokens, divided into documents of PIECE tokens: all in one pass, and each in a
- * separate pass. Products of the small passes use kernels for few rows, as decoding does. */
+/* Compares two training forwards over the tokens, divided into documents of PIECE tokens: one pass over all documents,
+ * and one pass per document. The small passes are steady, so their products use the kernels of decoding. */
 static void compare_pieces(struct check_sampler *k, int64_t n, const int32_t *tok)
 {
     int32_t pos[MAX_LEN], cu[MAX_LEN + 1] = {0}, row[MAX_LEN];

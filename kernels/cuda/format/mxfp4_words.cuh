@@ -5,7 +5,8 @@
 
 #include <stdint.h>
 
-/* The products of two pairs of bf16, as x y - 0: GPUs before sm_90 can add and multiply bf16 only in one fma. */
+/* The products of two pairs of bf16. GPUs before sm_90 have no product of bf16 alone, only x y + z in one instruction
+ * (fma). z is -0: with +0 a product of -0 would become +0. */
 static __device__ __forceinline__ uint32_t times(uint32_t x, uint32_t y)
 {
     uint32_t z;
@@ -16,7 +17,7 @@ static __device__ __forceinline__ uint32_t times(uint32_t x, uint32_t y)
 /* bf16 of an e8m0 byte. */
 static __device__ __forceinline__ uint32_t scale_bits(uint32_t x) { return x == 0 ? 0x40 : x == 255 ? 0x7fc0 : x << 7; }
 
-/* The bytes of the bf16 values of codes 0 .. 7, times a scale. */
+/* Codes 0 .. 7 times a scale, in bf16: the low and the high bytes of the eight values. */
 struct values {
     uint32_t low[2], high[2];
 };
@@ -30,8 +31,8 @@ static __device__ __forceinline__ struct values scaled_values(uint32_t scale)
             {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)}};
 }
 
-/* Four bytes, one for each of four codes 0 .. 7, from the eight bytes of low and high: __byte_perm without its mask of
- * the selector. */
+/* Four bytes, one for each of four codes 0 .. 7, from the eight bytes of low and high. prmt, since __byte_perm would
+ * mask the codes again. */
 static __device__ __forceinline__ uint32_t look_up(uint32_t low, uint32_t high, uint32_t codes)
 {
     uint32_t x;

@@ -225,7 +225,8 @@ static __device__ __forceinline__ void copy_rows(uint4 *rows, const struct few_a
 
 /* ---- the products of a warp ---- */
 
-/* acc += the product of a step with 16 columns; low and high: of columns lane / 4 and lane / 4 + 8. */
+/* acc += the products of values 8 i .. 8 i + 7 of every lane in a step, for 16 columns. low, high: weights of columns
+ * lane / 4 and lane / 4 + 8. */
 template <int NT>
 static __device__ __forceinline__ void multiply(float acc[NT][4], const uint32_t low[4], const uint32_t high[4],
                                                 const uint4 b[NT][4], int i)
@@ -248,10 +249,10 @@ template <typename FORMAT, int MT> struct weight_ring {
     const struct source *s;
     uint4 *ring; /* [UNITS][2][CHUNKS][TEAM] */
     struct expert e;
-    int col, width;                         /* of tile 0; of a tile */
-    int step, stride;                       /* first step of the warp; distance */
-    int tile, end, n_team;                  /* first tile of the team; end of the tiles; their distance */
-    int next_tile, next_step, next_m, unit; /* to copy */
+    int col, width;                         /* the warp's first column in tile 0; columns of a tile */
+    int step, stride;                       /* the warp's first step; distance of its steps */
+    int tile, end, n_team;                  /* the team's first tile; end of all tiles; distance of the team's tiles */
+    int next_tile, next_step, next_m, unit; /* what `copy` copies next, and to which place of the ring */
 
     /* The first value of a row of W. */
     __device__ __forceinline__ int row(int of_tile, int m, int high) const
@@ -290,7 +291,7 @@ template <typename FORMAT, int MT> struct weight_ring {
 #pragma unroll
         for (int i = 0; i < UNITS - 1; i++) copy();
     }
-    /* Loads the scales of row k % 2 of part k / 2 of a tile. */
+    /* Loads the scales of the lane's row k % 2 of W, in group k / 2 of the warp's groups of 16. */
     __device__ __forceinline__ void load_scales(own &to, int of_tile, int k, int at) const
     {
         const int from = row(of_tile, k / 2, k % 2);
@@ -308,8 +309,8 @@ template <typename FORMAT, int MT> struct scales_ahead {
     }
 };
 
-/* acc += the steps of a warp in a tile. rows: the rows of a in shared memory (copy_rows); NULL: in global memory, at x.
- * used: units of the ring multiplied so far. */
+/* acc += the products of the warp's steps of a tile. rows: the rows of a in shared memory (copy_rows); NULL: they are
+ * in global memory, at x. used: units of the ring multiplied so far. */
 template <typename FORMAT, int NT, int MT>
 static __device__ __forceinline__ void base_product(float acc[MT][NT][4], struct weight_ring<FORMAT, MT> &w,
                                                     struct scales_ahead<FORMAT, MT> &next, int tile, int &used,
@@ -379,7 +380,8 @@ static __device__ __forceinline__ void add_adapter(float acc[NT][4], const struc
 
 /* ---- the sums of a team ---- */
 
-/* The place of a sum of 8 rows of COLS: the lanes of a warp store into different banks. */
+/* Where the sum of a row and a column is in shared memory: permuted inside 8 rows of COLS, so that the lanes of a warp
+ * store into different banks. */
 static __device__ __forceinline__ int sum_place(int row, int col)
 {
     return (row & ~7 | row >> 1 & 3 | (row & 1) << 2) * COLS + (col ^ (row & 4) << 1);
@@ -402,7 +404,9 @@ static __device__ __forceinline__ void store_pair(const struct few_rows &f, floa
 
 /* The columns of a tile that a thread stores: two in every row. */
 template <int MT> struct own_columns {
-    int part, c, n_part; /* number of a group of 16 columns, the first of the two columns in it; groups of the tile */
+    int part;   /* which of the tile's groups of 16 columns has the two columns */
+    int c;      /* the first of the two, counted from the first column of its group */
+    int n_part; /* groups of the tile */
     __device__ __forceinline__ own_columns(int depth)
         : part((int)threadIdx.x % TEAM / (COLS / 2) % (TEAM_WARPS / depth * MT)), c((int)threadIdx.x % (COLS / 2) * 2),
           n_part(TEAM_WARPS / depth * MT)
@@ -412,7 +416,7 @@ template <int MT> struct own_columns {
     __device__ __forceinline__ int rows(void) const { return TEAM / (COLS / 2 * n_part); }
 };
 
-/* sums [TEAM_WARPS][MT][8 NT][COLS]: of each warp. */
+/* Adds the sums of the warps with the same columns and stores them. sums [TEAM_WARPS][MT][8 NT][COLS]. */
 template <int NT, int MT>
 static __device__ __forceinline__ void store_tile(const float *sums, const struct few_args &args, const struct pass &p,
                                                   int64_t col, float2 bias, const struct own_columns<MT> &own)
