@@ -127,12 +127,16 @@ MT_BOTH float fl_whole_by(float a, float b, float inverse)
 
 /* The inverse for a short quotient that e2m1_round reads; 0 where the rounded result could be wrong. A short quotient
  * is not a / b correctly rounded only if a / b is within 2^-22 ulp of the middle w of two neighbouring floats. The
- * result of e2m1_round changes only if one of these floats is a midpoint m of two values of e2m1. Let b = B 2^p, B of
- * 24 bits; m = M 2^k, M = 1, 3, 5 or 7; and F = 1, 2 or 4 the power of two at or below M. In units of 2^(p+k): a - b m
- * is a whole number, since a and b m are b (w - m)  is B F / 2^24 with either sign a - b w    is at most B F / 2^45 in
- * magnitude, which is below 8 F / 2^24 (both fractions are half as large if M = 1 and w < m). The third is the first
- * minus the second. So B F / 2^24 is within 8 F / 2^24 of a whole number, and B within 8 of a multiple of 2^24 / F: of
- * 2^23, 3 * 2^22 or 2^24. For these b the inverse is 0, except for powers of two, whose quotients are exact. */
+ * result of e2m1_round changes only if one of these floats is a midpoint m of two values of e2m1.
+ *
+ * Let b = B 2^p, B of 24 bits; m = M 2^k, M = 1, 3, 5 or 7; and F = 1, 2 or 4 the power of two at or below M. In
+ * units of 2^(p+k):
+ * - a - b m is a whole number, since a and b m are.
+ * - b (w - m) is B F / 2^24 in magnitude.
+ * - a - b w is at most B F / 2^45 in magnitude, which is below 8 F / 2^24.
+ * Both fractions are half as large if M = 1 and w < m. The third term is the first minus the second. So B F / 2^24 is
+ * within 8 F / 2^24 of a whole number, and B is within 8 of a multiple of 2^24 / F: of 2^23, 3 * 2^22 or 2^24. For
+ * these b the inverse is 0, except for powers of two, whose quotients are exact. */
 MT_BOTH float e2m1_inverse(float b)
 {
     const uint32_t mantissa = float_bits(b) & 0x007fffffu;
