@@ -34,6 +34,7 @@ MUTATIONS = [
     ("train/gguf/gguf_items.c", "arch_stored_row(&item->order, item->first + row)",
      "arch_stored_row(&item->order, row)", "gguf_model:each_type"),
     ("train/gguf/gguf_items.c", "back ? logf(-v) : -expf(v)", "back ? logf(v) : expf(v)", "gguf_model:deltanet"),
+    ("train/tools/init.c", "if (a->columns && row_columns_check(a->columns, err))", "if (false)", "suit:columns"),
     ("train/gguf/gguf_names.c", "key = head % s->n_key, nth = head / s->n_key", "key = head / 2, nth = head % 2",
      "gguf_model:deltanet"),
     ("data/prefix.c", "b->label_row[label] - next.first);", "next.n);", "prefix"),

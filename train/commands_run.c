@@ -228,6 +228,8 @@ static const struct cli_row init_rows[] = {
     NEEDED(init_args, model, "MODEL", "hub:OWNER/NAME[@REVISION] or a model's directory"),
     NEEDED(init_args, data, "DATA", "files to train on, as data.train takes them"),
     USUALLY(init_args, out, "-o", "FILE", NULL, "MODEL.ini", "the configuration to write; the file must not exist"),
+    USUALLY(init_args, columns, "--columns", "TO=COLUMN,...", NULL, "keys as they are",
+            "renames keys of rows, e.g. user=question,assistant=answer"),
     USUALLY(init_args, gpu, "--gpu", "NAME", NULL, "this machine", "GPU to train on: h100, rtx4090, 24gb, ..."),
     USUALLY(init_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
             "with --gpu: free host memory of the machine with that GPU"),

@@ -240,13 +240,30 @@ static void the_rows_tell_the_objective(void **state)
     assert_says(said.out, "40 answers");
 }
 
+/* Rows with other keys need --columns, which the configuration keeps. */
+static void columns(void **state)
+{
+    static char text[1 << 14];
+    (void)state;
+    put_rows("rows.jsonl", "{\"q\": \"1 2\", \"a\": \"3 #\"}");
+    assert_int_equal(RUN_THERE("init", MODEL, "rows.jsonl", "-o", "none.ini", "--gpu", "24gb"), 1);
+    assert_int_equal(RUN_THERE("init", MODEL, "rows.jsonl", "-o", "c.ini", "--gpu", "24gb", "--columns", "prompt"), 1);
+    assert_says(said.err, "--columns: ");
+    if (RUN_THERE("init", MODEL, "rows.jsonl", "-o", "c.ini", "--gpu", "24gb", "--columns", "prompt=q,completion=a"))
+        fail_msg("%s", said.err);
+    assert_says(said.out, "20 documents");
+    read_there("c.ini", text);
+    assert_says(text, "\ncolumns = prompt=q,completion=a\n");
+    if (RUN_THERE("tokens", "c.ini")) fail_msg("%s", said.err);
+}
+
 int test_suit(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plans_without_a_configuration),    cmocka_unit_test(says_what_makes_it_fit),
         cmocka_unit_test(writes_a_configuration_that_runs), cmocka_unit_test(trains_in_one_command),
         cmocka_unit_test(changes_values_until_it_fits),     cmocka_unit_test(plans_what_init_writes),
-        cmocka_unit_test(the_rows_tell_the_objective),
+        cmocka_unit_test(the_rows_tell_the_objective),      cmocka_unit_test(columns),
     };
     return cmocka_run_group_tests_name("suit", tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 
 #include "data/file/file.h"
 #include "data/hub/hub.h"
+#include "data/rows.h"
 #include "train/objective/preference_keys.h"
 #include "train/tools/suit.h"
 
@@ -49,6 +50,7 @@ static void write_data(const struct suit *s, FILE *f)
     const struct config *c = &s->cfg;
     const bool sft = c->objective.kind == CFG_SFT;
     fprintf(f, "\n[data]\ntrain = %s\n", c->data.train);
+    if (c->data.columns[0]) fprintf(f, "; new names for keys of the rows\ncolumns = %s\n", c->data.columns);
     if (c->data.eval_split > 0)
         fprintf(f,
                 "; a part of the documents is held out, and the loss on it measured; or name a file: eval = FILE\n"
@@ -159,9 +161,12 @@ int init_write(const struct init_args *a, char path[MT_PATH], struct err *err)
     char name[MT_PATH];
     if (find_name(name, a->model, err) || find_path(path, a, name, err)) return -1;
     if (check_value("model.path", a->model, err) || check_value("data.train", a->data, err)) return -1;
+    if (a->columns && check_value("data.columns", a->columns, err)) return -1;
+    if (a->columns && row_columns_check(a->columns, err)) return err_prefix(err, "--columns");
     config_defaults(&cfg);
     if (config_set_key(&cfg, "model.path", a->model, "MODEL", err) ||
-        config_set_key(&cfg, "data.train", a->data, "DATA", err))
+        config_set_key(&cfg, "data.train", a->data, "DATA", err) ||
+        (a->columns && config_set_key(&cfg, "data.columns", a->columns, "--columns", err)))
         return -1;
     int rc = suit_open(&s, &cfg, &card, &suit_all, err);
     if (!rc) suit_print(&s, stdout);

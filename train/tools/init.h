@@ -6,6 +6,7 @@
 
 struct init_args {
     const char *model, *data, *out; /* out NULL: MODEL.ini in the current directory */
+    const char *columns;            /* data.columns; NULL: none */
     const char *gpu;
     double host_gb;
 };
