@@ -9,22 +9,20 @@
 
 #include "kernels/base.h"
 
-/* dir: the directory of the model `path`. That is path itself, or for hub:OWNER/NAME[@REVISION] the snapshot of that
- * model at a branch, tag or commit, with the files that training reads: configuration, tokenizer, chat template,
- * safetensors. It is an error when the path has another revision than `revision`,
- * unless `revision` is "main". Errors name the hub's answer and
- * what to do; for a missing path that looks like an id, the error gives the hub: form.
- * Before weights are downloaded, check->look is called with the directory of the small files, config.json among them.
- * An error of `look` ends the download. `look` may not be called for a local path or for cached files. check NULL: no
- * call. */
+/* Sets dir to the directory of the model `path`: path itself, or for hub:OWNER/NAME[@REVISION] the snapshot at this
+ * branch, tag or commit. The snapshot has the files that training reads: configuration, tokenizer, chat template,
+ * safetensors. If the path names a revision other than `revision`, this is an error unless `revision` is "main". Errors
+ * have the hub's answer and what to do; for a missing path that looks like an id, the error gives the hub: form.
+ * Before it downloads weights, hub_model calls check->look with the directory of the small files, such as config.json.
+ * An error of `look` ends the download. For a local path or cached files there may be no call. check NULL: no call. */
 struct hub_check {
     int (*look)(void *user, const char *dir, struct err *err);
     void *user;
 };
 int hub_model(char dir[MT_PATH], const char *path, const char *revision, const struct hub_check *check,
               struct err *err) MT_CHECK;
-/* For a plan: only configuration, index and the headers of the safetensors, which are kilobytes. *headers: the shards
- * in dir end after their header (safetensors_open_headers). */
+/* hub_model for a plan: downloads a few kilobytes, the configuration, the index and the headers of the safetensors.
+ * Sets *headers if the shards in dir end after their header (safetensors_open_headers). */
 int hub_model_headers(char dir[MT_PATH], const char *path, const char *revision, bool *headers,
                       struct err *err) MT_CHECK;
 /* The name by which other programs know the model: OWNER/NAME for hub:OWNER/NAME@REVISION, else the path. */
@@ -33,8 +31,8 @@ const char *hub_model_name(char name[MT_PATH], const char *path);
 /* Sets id to OWNER/NAME of hub:OWNER/NAME. */
 int hub_repository(char *id, size_t n, const char *path, struct err *err) MT_CHECK;
 
-/* Replaces every hub:OWNER/NAME[@REVISION] in comma-separated files by its path in the cache; mem_free it. A weight may
- * follow (dataset.h). The part after the name selects
+/* Returns the comma-separated `files` with each hub:OWNER/NAME[@REVISION] replaced by its path in the cache. Free the
+ * result with mem_free. A weight may follow an entry (dataset.h). The part after the name selects
  * - /FILE: that file, or all matching files when it contains * or ?
  * - :CONFIG/SPLIT or :SPLIT: the rows that the hub's viewer shows (hub_rows.h)
  * - nothing: the only JSONL file; without one, the rows of the only split

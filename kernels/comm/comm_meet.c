@@ -1,8 +1,9 @@
 /* comm_meet.c - the rendezvous of the ranks.
  *
  * Rank 0 listens at the master's address. Every other rank opens a listener, connects to rank 0, and both authenticate
- * (comm_auth.c); the watch keeps this connection. When all ranks are connected, rank 0 sends the table of addresses.
- * Each rank then connects in the same way to all lower ranks for data. */
+ * (comm_auth.c). Later this connection carries the heartbeats of the hang detector (comm_watch.c). When all ranks are
+ * connected, rank 0 sends the table of addresses. Each rank then connects and authenticates to all lower ranks, for
+ * data. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -122,7 +123,7 @@ static int lost_rank(const struct comm_net *net, int r, struct err *err)
 
 /* ---- meeting */
 
-/* Rank 0's signed answer; with ok the table follows. */
+/* Rank 0's signed answer. If ok is set, the table of addresses follows; else text says why not. */
 struct welcome {
     int32_t ok;
     char text[NET_TEXT];

@@ -4,8 +4,8 @@
 
 enum { COLS = 64 };
 
-/* Columns first .. first+n-1 of one sequence. tap: a row for each tap. before: the n_tap - 1 rows that precede the
- * sequence's, n_col apart; NULL: they are 0. */
+/* Columns first .. first+n-1 of one sequence. tap: a row for each tap. before: the n_tap - 1 input rows before the
+ * sequence, n_col apart; NULL: they are 0. */
 struct block {
     int64_t row, len, first, n, n_tap, n_col;
     const real *before;
@@ -25,7 +25,7 @@ static struct block block_of(const struct seqs *seqs, struct tensor w, struct te
     return b;
 }
 
-/* Row t of the sequence, from -(n_tap - 1) on; NULL: 0. */
+/* Row t of the sequence. t >= -(n_tap - 1): negative rows precede the sequence. NULL: the row is 0. */
 static const real *row_at(const struct block *b, struct tensor x, int64_t t)
 {
     if (t >= 0) return real_row(x, b->row + t) + b->first;
@@ -134,14 +134,15 @@ void CPU(conv_decode)(struct device *dev, struct tensor y, struct tensor x, stru
 
 /* ---- the gated short convolution: a thread computes a few columns of one sequence ---- */
 
-/* Columns first .. first+n-1 of one sequence. before: the n_tap - 1 rows of v that precede it, n_col apart; NULL: 0. */
+/* Columns first .. first+n-1 of one sequence. before: the n_tap - 1 rows of v before the sequence, n_col apart; NULL:
+ * they are 0. */
 struct gated {
     int64_t row, len, first, n, n_tap, n_col;
     const real *before;
     struct tensor bcx, w, bias;
 };
 
-/* Row t of v = B * x, from -(n_tap - 1) on; false: it is 0. */
+/* Row t of v = B * x. t >= -(n_tap - 1): negative rows precede the sequence. False: the row is 0. */
 static bool gated_row(const struct gated *g, int64_t t, real v[COLS])
 {
     if (t < 0 && !g->before) return false;
@@ -179,7 +180,7 @@ static void gated_fwd(const struct gated *g, struct tensor y)
     }
 }
 
-/* dv is accumulated in the columns of dx: its row t is complete after the last output that reads row t. */
+/* The first loop sums dv in the columns of dbcx that become dx. The second loop replaces dv by dx and writes dB. */
 static void gated_bwd(const struct gated *g, struct tensor dbcx, struct tensor dy)
 {
     real u[COLS];

@@ -74,8 +74,8 @@ enum plane_unit {
 struct plane {
     const char *suffix; /* of its tensor in the cache of model.quantize; NULL: not stored */
     enum plane_unit unit;
-    int bits;    /* of an entry: 32 is f32; 0: the format does not have this plane */
-    int entries; /* PLANE_SHARED: of the table */
+    int bits;    /* per entry: 32 is f32; 0: the format does not have this plane */
+    int entries; /* PLANE_SHARED: entries of the table */
 };
 
 struct format {
@@ -102,12 +102,12 @@ struct format {
 FORMATS(ROW)
 #undef ROW
 
-/* nested: absmax of NF4 and FP4 in 8 bits. */
+/* nested: NF4 and FP4 with absmax stored in 8 bits. */
 const struct format *format_row(enum weight_format f, bool nested);
 const struct format *format_of(const struct weight *w);
 int64_t format_step(const struct format *f); /* values that share a byte or a scale along a row */
-/* Entries and bytes of a plane of f, of one matrix with the shape and block of w; of the whole table if PLANE_SHARED.
- */
+/* Number of entries and bytes of a plane in format f, for one matrix with the shape and block of w. PLANE_SHARED: for
+ * the table that all matrices share. */
 int64_t format_plane_count(const struct format *f, const struct weight *w, int plane);
 int64_t format_plane_bytes(const struct format *f, const struct weight *w, int plane);
 

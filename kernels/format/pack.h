@@ -1,5 +1,5 @@
-/* pack.h - what the formats share: magnitudes and scaling of a block, bytes of two 4-bit codes. Loops use integers and
- * arrays of a block, so that a compiler can vectorise them. */
+/* pack.h - functions that several formats use: a block's largest magnitude, its scaled values, bytes with two 4-bit
+ * codes. Loops process one block at a time, codes as int32_t, so that compilers vectorise the loops. */
 #ifndef MT_PACK_H
 #define MT_PACK_H
 
@@ -10,8 +10,8 @@
 #include "kernels/base.h"
 #include "kernels/format/minifloat.h"
 
-/* The largest magnitude among the finite values, as the bits of a positive float, which compare like integers; counts
- * the others. */
+/* The largest magnitude among the finite values, compared as integers, since the bits of positive floats have the same
+ * order. Adds the number of other values to *n_bad. */
 static inline float pack_absmax(const float *x, int64_t n, int64_t *n_bad)
 {
     const int32_t infinity = 0x7f800000;
@@ -40,7 +40,7 @@ static inline void pack_e2m1(int32_t *code, const float *v, int64_t n)
     for (int64_t i = 0; i < n; i++) code[i] = (int32_t)e2m1_code(e2m1_round(fabsf(v[i])));
 }
 
-/* The values of each byte of two nibbles before scaling. */
+/* For each byte, the values of its two nibbles, before scaling. */
 struct pack_pairs {
     float of[256][2];
 };

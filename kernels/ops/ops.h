@@ -330,17 +330,17 @@ typedef void hyper_pre_bwd_fn(struct device *dev, struct tensor dx, struct tenso
  * / ratio)) rows; other rows are zero. Its position in the sequence is e * ratio. Query t (from 0 in its sequence) sees
  * entry e when (e + 1) * ratio <= t + 1. */
 struct compress_shape {
-    int64_t ratio, width; /* width: of an entry */
-    bool overlap;         /* entries of 2 * ratio tokens: those of the entry before, and its own */
+    int64_t ratio, width; /* width: columns of an entry */
+    bool overlap;         /* an entry has 2 * ratio tokens: its own, and those of the entry before it */
 };
-/* One per entry, column by column: y_c = sum_j softmax_j(gate_j,c + bias_j,c) value_j,c over the tokens j of the entry.
+/* Column c of an entry: y_c = sum_j softmax_j(gate_j,c + bias_j,c) value_j,c over the tokens j of the entry.
  * Without overlap: kg [T,2W] act: value | gate; bias [ratio,W] f32. With overlap: kg [T,4W]: value a, value b, gate a,
  * gate b; bias [ratio,2W]: a, b. Entry e then sums 2 * ratio tokens: those of entry e - 1 with their columns a, and its
  * own tokens with their columns b. Entry 0 sums its own tokens alone.  y [N,W] act =; pos [N] i32 =: position of the
  * entry, 0 in other rows */
 typedef void compress_fwd_fn(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
                              struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
-/* dkg like kg, =: zero in the tokens of no entry; dy [N,W] act */
+/* dkg like kg, =: zero for tokens that are in no entry; dy [N,W] act */
 typedef void compress_bwd_fn(struct device *dev, struct tensor dkg, struct tensor dy, struct tensor kg,
                              struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
 
@@ -372,12 +372,13 @@ typedef void index_decode_fn(struct device *dev, struct tensor idx, struct tenso
 
 struct shared_attn_shape {
     int64_t n_head, head_dim, window; /* window W: keys j with i-W < j <= i of the same sequence */
-    int64_t ratio;                    /* of the entries; 0: none */
+    int64_t ratio;                    /* tokens per entry; 0: no entries */
     float scale;
 };
-/* o = softmax over window, entries and sink (a logit without a value) of scale <q, key>, times the keys. o [T,H*A] act
- * =, lse [T,H] stat = (sink included), q [T,H*A] act, kv [T,A] act, entry [N,A] act or absent; idx [T,K] i32 as
- * index_topk writes it: the entries that a token sees; absent: all visible ones; sinks [H] f32 or absent */
+/* o = sum of p_k key_k over the keys in the window and the entries. p = softmax of scale <q, key_k> and the sink, a
+ * logit without a key. o [T,H*A] act =, lse [T,H] stat = (sink included), q [T,H*A] act, kv [T,A] act, entry [N,A] act
+ * or absent; sinks [H] f32 or absent; idx [T,K] i32: the entries that a token sees, as index_topk writes them; absent:
+ * all visible entries */
 typedef void shared_attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor q,
                                 struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
                                 const struct seqs *seqs, const struct shared_attn_shape *shape);
@@ -386,7 +387,8 @@ typedef void shared_attn_fwd_fn(struct device *dev, struct tensor o, struct tens
 typedef void shared_attn_decode_fn(struct device *dev, struct tensor o, struct tensor q, const struct past *past,
                                    const struct pages *entries, struct tensor idx, struct tensor sinks,
                                    const struct shared_attn_shape *shape);
-/* dq [T,H*A], dkv [T,A], dentry [N,A] act = (absent like entry; zero in rows of no entry); dout [T,H*A] act */
+/* dq [T,H*A] act =, dkv [T,A] act =; dentry [N,A] act =: absent if entry is absent, zero in rows that hold no entry;
+ * dout [T,H*A] act */
 typedef void shared_attn_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dentry,
                                 struct tensor dout, struct tensor o, struct tensor lse, struct tensor q,
                                 struct tensor kv, struct tensor entry, struct tensor idx, const struct seqs *seqs,
@@ -573,7 +575,8 @@ struct adamw8_states {
 typedef void adamw8_fn(struct device *dev, struct tensor p, const struct adamw8_states *states, struct tensor g,
                        const struct adamw_step *step);
 
-/* dst = src; dst act, src stat, contiguous, equal counts: the adapters' working copies from their master weights */
+/* dst = src, for working copies of the adapters' master weights: dst in act_dtype, src in stat_dtype (f32, or f64 in
+ * the oracle). Both are contiguous, with equal counts. */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
 /* y = the matrices that products of proj read: its weight, decoded, and fake-quantised if proj->quant is set. With
  * offs, experts without rows are neither read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1]

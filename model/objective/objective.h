@@ -1,4 +1,4 @@
-/* objective.h - what a run minimises: a row per objective, which model.c calls in every micro-batch. */
+/* objective.h - the loss that a run minimises: a struct objective for each kind, whose functions model.c calls. */
 #ifndef MT_OBJECTIVE_H
 #define MT_OBJECTIVE_H
 
@@ -10,14 +10,14 @@ struct model_sums;
 
 enum { OBJECTIVE_PARTS = 80, OBJECTIVE_LINE = 2 };
 
-/* What a step or an evaluation logs beside the loss: parts of it, rewards. */
+/* What a step or an evaluation logs besides the loss: parts of the loss, rewards. */
 struct objective_means {
     int n;
     bool eval_names; /* in evaluations the names begin with eval_, as in TRL */
     struct objective_mean {
         const char *name, *line,
             *format; /* line: the name in the step line, of at most OBJECTIVE_LINE; NULL: not there */
-        double mean; /* NaN: over nothing */
+        double mean; /* NaN: mean of no values */
     } of[OBJECTIVE_PARTS];
 };
 
@@ -25,14 +25,14 @@ struct objective {
     /* The loss compares the model with the reference. If the base model is the reference, it then runs the same
      * products as the trained model, with adapters of scale 0. */
     bool compares;
-    /* In model_begin, once the labels are on the device: allocates and fills what the loss reads, on dev->work. NULL:
-     * nothing. */
+    /* model_begin calls it for each micro-batch, after it copied the labels to the device. Allocates on dev->work what
+     * `loss` reads, and fills it. NULL: `loss` needs nothing. */
     void (*begin)(struct model *, const struct model_batch *);
-    /* In model_loss: writes nll and hit of every labelled row, and m->dfinal, the gradient of the loss. A loss with a
-     * second term per row returns these terms in a tensor that it allocated; model_loss adds them to kl of the sums.
-     * Other losses return an absent tensor. */
+    /* model_loss calls it for each micro-batch. Writes nll and hit of every labelled row, and m->dfinal, the gradient
+     * of the loss. If rows have a second loss term, allocates and returns a tensor of these terms, and model_loss adds
+     * them to `kl` of the sums. Other losses return an absent tensor. */
     struct tensor (*loss)(struct model *, struct tensor nll, struct tensor hit);
-    /* The loss of a step or an evaluation, a mean. n_label: labelled tokens of all ranks. */
+    /* The mean loss of a step or an evaluation. n_label: labelled tokens of all ranks. */
     double (*value)(const struct model *, const struct model_sums *, int64_t n_label);
     void (*parts)(struct objective_means *, const struct model *, const struct model_sums *, int64_t n_label);
 };

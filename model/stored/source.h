@@ -17,8 +17,8 @@ int source_find_stack(struct source *s, struct checkpoint *ck, const char *name,
 struct source source_of_stack(const struct source *all, int64_t i, int64_t n_exp, struct st_tensor part[PLANES]);
 /* Whether the checkpoint has a tensor of values with this name, in any layout. */
 bool source_exists(const struct checkpoint *ck, const char *name);
-/* Splits a matrix whose rows have another order in the checkpoint than in memory. The n sources, joined in this order,
- * have the rows in the order of memory. mem_free the result. */
+/* Splits a matrix whose rows have another order in the checkpoint than in memory. Returns *n sources: joined, they have
+ * the rows in the order of memory. Free the array with mem_free. */
 struct source *source_runs(const struct source *s, const struct row_order *o, int64_t *n);
 
 const char *source_decoded(const struct source *s); /* "fp8" or "int4", whose format is WF_BF16; else NULL */
@@ -32,10 +32,11 @@ int64_t source_bytes(const struct source *s, const struct format *to, int plane)
 bool source_is_plane(const struct source *s, const struct format *to, int plane);
 /* An error for scales that no quantiser writes. The check of values in finite.h includes this check. */
 int source_check(const struct source *s, struct err *err) MT_CHECK;
-/* Writes a plane of `to`, rows in the order [out, in]; out may be unaligned. Codes of a source in bf16 are decoded: the
- * product of code and scale, rounded to f32 and then to bf16. */
+/* Writes a plane of format `to` to out, which may be unaligned, with a row for each output of the matrix. If the source
+ * is FP8 or INT4 and `to` is bf16, writes code * scale, rounded to f32 and then to bf16. */
 void source_copy(const struct source *s, const struct format *to, int plane, char *out, int n_threads);
-/* All planes in format f, in host memory, as a weight that quant_value reads. mem_free the result, which owns them. */
+/* Reads s into host memory in format f, and sets *w to a weight that quant_value reads. Returns the memory of its
+ * planes: free it with mem_free. */
 char *source_read(struct weight *w, const struct source *s, enum weight_format f, int n_threads);
 
 /* Whether a tensor has this name because it is the scale of quantised activations or of a quantised KV cache, which

@@ -80,7 +80,7 @@ static void last_number(void **state)
         {"1,234,567", "1234567", RIGHT},
         {"12,345", "12345", RIGHT},
         {"1234,567", "1234567", WRONG}, /* no groups of three after four digits: no number */
-        {"7 or 1,23", "7", RIGHT},      /* 1,23 is none: the number before it */
+        {"7 or 1,23", "7", RIGHT},      /* 1,23 is no number: the one before it counts */
         {"7 in 2.0.1", "7", RIGHT},
         {"7 and 1,2345", "7", RIGHT},
         {"7 ..., ,5", "7", RIGHT},
@@ -111,12 +111,12 @@ static void last_number(void **state)
         {"\\boxed{5} after 3 steps", "5", RIGHT},
         {"\\boxed{5} #### 3", "3", RIGHT}, /* #### first */
         {"\\boxed{5} then \\boxed{6} in 2", "6", RIGHT},
-        {"\\boxed{5} then \\boxed{6 in 2", "5", RIGHT}, /* the last that is balanced */
+        {"\\boxed{5} then \\boxed{6 in 2", "5", RIGHT}, /* the last box with a closing brace */
         {"\\boxed{6 in 2", "2", RIGHT},
         {"\\boxed{\\frac{1}{2}} 9", "2", RIGHT},
         {"\\boxed{\\{7\\}} 9", "7", RIGHT},
         {"\\boxed{7 \\} 8} 9", "8", RIGHT},
-        {"\\boxed{\\boxed{4} 5} 9", "4", RIGHT}, /* the one that begins last */
+        {"\\boxed{\\boxed{4} 5} 9", "4", RIGHT}, /* the box that begins last */
         {"\\boxed{x} 9", "9", WRONG},            /* no number in the box */
         {"\\fbox{4} 9", "9", RIGHT},
         {"\\boxed {4} 9", "4", RIGHT},
@@ -145,7 +145,7 @@ static void boxed(void **state)
         {"so \\boxed{42}.", "thus \\boxed{42}", RIGHT},
         {"\\fbox{42}", "\\boxed{42}", RIGHT},
         {"\\boxed{1} \\fbox{42}", "42", RIGHT},
-        {"\\boxed{1} \\boxed{42", "1", WRONG}, /* the last has no end */
+        {"\\boxed{1} \\boxed{42", "1", WRONG}, /* the last box has no closing brace */
         {"\\boxed{1} \\boxed{42", "42", WRONG},
         {"42", "42", WRONG},
         {"\\boxed{\\dfrac{1}{2}}", "\\frac{1}{2}", RIGHT},
@@ -287,7 +287,8 @@ static void json(void **state)
     JUDGE(ARGS(.kind = REWARD_JSON), rows);
 }
 
-/* Long texts of opening marks without closing ones take linear time. Verifiers end for every text of a few bytes. */
+/* A text of 1 MiB that repeats one token, such as \boxed{ without }, does not take quadratic time. Verifiers do not
+ * read beyond the end of random texts of 0 to 6 bytes. */
 static void hostile(void **state)
 {
     (void)state;

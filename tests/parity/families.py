@@ -433,8 +433,8 @@ def attention_targets(a):
 
 
 def published_deepseek_v4(config):
-    """compress_ratios instead of layer_types, with one more ratio for multi-token prediction; one rope_scaling for all
-    layers."""
+    """config.json with the published keys: compress_ratios instead of layer_types, with a last entry for the layer of
+    multi-token prediction; one rope_scaling for all layers instead of rope_parameters by kind of layer."""
     kinds = {name: ratio for ratio, name in V4_KINDS.items()}
     entries = config.pop("rope_parameters")["compress"]
     config["compress_ratios"] = [kinds[name] for name in config.pop("layer_types")] + [0]

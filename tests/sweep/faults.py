@@ -84,10 +84,10 @@ class Scenario:
 
 
 class Training(Scenario):
-    # Files that may be there in addition: an event file per start, checkpoints that could not be deleted, archives of
-    # stopped runs.
+    # Files that a run with a fault may have and the undisturbed run has not: an event file per start, checkpoints that
+    # could not be deleted, archives of stopped runs.
     TIMES = (r"^out/tensorboard/", r"^out/checkpoints/step-", r"^out/archive-")
-    # May be missing: a finished run that could not write its cache of packed weights does not load weights again.
+    # Missing if the run could not write its cache of packed weights but finished: the second run loads no weights.
     CACHE = "bf16/moetrain-cache/nf4.safetensors"
 
     def whole(self, folder, reference):

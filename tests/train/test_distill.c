@@ -73,7 +73,7 @@ static double metric(const char *config, const char *event, int n, const char *k
 
 #define EQUAL_TEACHER "a new adapter is the base model, so nothing is learnt: set distill.alpha above 0"
 
-/* B of a new adapter is zero: the student is the base model, and nothing moves it. */
+/* A new adapter has B = 0, so the student equals its teacher, the base model: KL divergence and gradient are 0. */
 static void a_new_adapter_is_the_base(void **state)
 {
     (void)state;
@@ -120,7 +120,7 @@ static void an_adapter_is_its_teacher(void **state)
 
 static const char mixed[] = "teacher = base\nalpha = 0.25\ntemperature = 2\nkl = reverse";
 
-/* A student that starts away from its teacher, r = 8 of the parity case. */
+/* A student that starts from an adapter with r = 8 of the parity case, so that it differs from its teacher. */
 static const char *student(const char *distill, const char *more)
 {
     char text[2 * MT_PATH];
@@ -185,7 +185,7 @@ static void a_step_may_be_divided(void **state)
     assert_same_output(run[0], again, ADAPTER);
 }
 
-/* Four steps, and two that continue for two more. */
+/* A run of four steps equals a run of two steps that continues for two more. */
 static void a_run_continues_with_its_teacher(void **state)
 {
     (void)state;
@@ -380,7 +380,7 @@ static void a_teacher_is_not_quantised(void **state)
     assert_same_file(out[0], out[1]);
 }
 
-/* A signal ends the command at once, and leaves no file. */
+/* A signal ends `teach` at once, and `teach` leaves no file. */
 static void a_signal_leaves_no_rows(void **state)
 {
     (void)state;
@@ -406,7 +406,8 @@ static void a_signal_leaves_no_rows(void **state)
     }
 }
 
-/* Teacher rows with few tokens and many documents are shuffled, packed and continued like other data. */
+/* Training on teacher rows with the 5 most probable tokens of each position: a run that stops after 2 of 4 steps and
+ * resumes writes the bytes of a run without a stop. */
 static void rows_continue(void **state)
 {
     (void)state;
@@ -544,8 +545,8 @@ static void unlabelled_tokens_take_no_memory(void **state)
     json_out_free(&o);
 }
 
-/* A run continues only with equal teacher rows: the hash covers ids, probabilities, and the tokens to which they
- * belong. */
+/* The hash of the teacher rows, by which a resumed run notices other rows, changes with each id, each probability and
+ * the position that has them. */
 static void the_hash_has_every_value(void **state)
 {
     (void)state;

@@ -325,7 +325,7 @@ static void changed_config_json_is_refused(void **state)
     if (RUN(config, "--set", "train.steps=5", "--set", model)) fail_msg("%s", said.err);
 }
 
-/* Copies the files of a case to a new directory. The first byte of `tensor` has another last bit. */
+/* Copies the files of a parity case to a new directory and flips the lowest bit of the first byte of `tensor`. */
 static const char *changed_model(const char *name, const char *tensor)
 {
     static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
@@ -353,7 +353,7 @@ static const char *changed_model(const char *name, const char *tensor)
     return dir;
 }
 
-/* Runs or continues a case, whose rows are those of `rows`. */
+/* Starts or continues a run of `model` on the data in the directory `rows`. */
 static int run_case(const char *config, const char *model, const char *rows, int steps, const char *more)
 {
     char sets[8 * MT_PATH];
@@ -415,7 +415,7 @@ static void finished_files_follow_the_checkpoint(const char *config, const char 
     }
 }
 
-/* A run that continues from an earlier checkpoint of the same output.dir moves the later ones away, so that
+/* A run that continues from an earlier checkpoint of the same output.dir archives the later checkpoints, so that
  * train.resume = auto then continues this run. */
 static void later_checkpoints_are_left(void **state)
 {
@@ -439,8 +439,8 @@ static void later_checkpoints_are_left(void **state)
     assert_null(strstr(said.err, "moved the "));
 }
 
-/* If best/ is of a later step than the one from which a run continues, it is archived with the later checkpoints. best/
- * of an earlier step stays. */
+/* If the step of best/ is after that of the resumed checkpoint, best/ is archived with the later checkpoints. Otherwise
+ * best/ stays. */
 static void best_of_later_steps_is_left(void **state)
 {
     (void)state;
@@ -475,7 +475,8 @@ static void best_of_later_steps_is_left(void **state)
     assert_null(strstr(said.err, "to use the best one")); /* adapter/ has the best adapter */
 }
 
-/* A run that continues from a checkpoint in another output.dir archives the earlier run in its own output.dir. */
+/* If train.resume names a checkpoint in another output.dir, outputs of an earlier run that are in this run's output.dir
+ * move to archive-1 there. */
 static void another_run_is_archived(void **state)
 {
     (void)state;
@@ -540,7 +541,7 @@ static void stat_output(struct stat *st, const char *config, const char *name)
     if (stat(process_output(config, name), st)) fail_msg("%s: no %s", config, name);
 }
 
-/* Another learning rate on a finished run: nothing is trained with it, so no file changes. */
+/* A finished run that is started with another learning rate trains no step, so its files do not change. */
 static void finished_runs_keep_their_record(void **state)
 {
     (void)state;
@@ -598,7 +599,7 @@ static void older_hashes_are_not_compared(void **state)
     assert_says(said.err, "step-000003 was made with another base model, model.path: ");
 }
 
-/* The same adapters, written differently. */
+/* Different lists of targets that select the same adapters are no change. */
 static void lists_are_compared_by_meaning(void **state)
 {
     (void)state;

@@ -70,7 +70,7 @@ static bool has_usual_yarn(const struct rope_arch *r)
 
 static bool is_lfm2(const struct arch *a) { return !strcmp(a->family, "lfm2_moe"); }
 
-/* No key names these values of LFM2. */
+/* Refuses LFM2 models whose settings differ from those that llama.cpp assumes without a key. */
 static int check_lfm2(const struct arch *a, struct err *err)
 {
     if (a->conv.bias || a->conv.n_tap < 2) return differs("convolutions (conv_bias, conv_L_cache)", err);
@@ -86,7 +86,7 @@ int64_t gguf_items_interval(const struct arch *a)
     return l + 1;
 }
 
-/* Refuses what llama.cpp fixes otherwise in Qwen3-Next and Qwen3.5. */
+/* Refuses Qwen3-Next and Qwen3.5 models whose settings differ from those that llama.cpp assumes without a key. */
 static int check_delta(const struct arch *a, struct err *err)
 {
     const int64_t interval = gguf_items_interval(a);
@@ -151,8 +151,8 @@ static void add_conv(struct gguf_items *list, int64_t layer, const struct arch *
     list->items[list->n - 1].n_row = a->d_model;
 }
 
-/* Returns whether the file has value heads in another order than the checkpoint. That of Qwen3-Next has them as its
- * fused matrices. */
+/* Returns whether the file has value heads in another order than the checkpoint. In Qwen3-Next both have the order of
+ * the fused matrices. */
 static bool moves_heads(const struct arch *a) { return a->delta.shape.n_key && !a->delta.fused; }
 
 /* Sets the order of the last item, which has value heads of d rows, or of d values. */
@@ -219,8 +219,8 @@ static const char *matrix_name(const struct arch *a, enum lora_target t)
     }
 }
 
-/* Returns F16 where blocks of the file are not blocks of rows in memory: keys of kv_b are transposed, heads of columns
- * move. */
+/* Returns F16 where blocks of the file are not blocks of rows in memory: the file has the keys of kv_b transposed, and
+ * value heads that are columns in another order. */
 enum ggml_type gguf_items_type(const struct arch *a, const struct product *p, enum ggml_type matrices)
 {
     if (p->target[0] == LORA_KV_B) return matrices == GGML_F32 ? GGML_F32 : GGML_F16;

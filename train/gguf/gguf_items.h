@@ -34,14 +34,14 @@ struct gguf_item {
     enum lora_target target; /* LORA_TARGETS: no adapter */
     int64_t n_exp, n_row,
         n_col; /* [n_exp, n_row, n_col]; n_row is 1 for vectors and for biases of experts, but not for convolutions */
-    int64_t first, n_from, n_out; /* rows of the matrix in memory: the first of the target, the number of the target's,
-                                     the number of all */
+    int64_t first, n_from, n_out; /* in the matrix in memory: the target's first row, its number of rows, and the number
+                                     of all rows */
     enum gguf_rows rows;
     int64_t head, part; /* head: rows of a head in the matrix, if the file has another order; part: how many of them the
                            item has */
     struct row_order order;   /* of the target's rows in the checkpoint; then it is the matrix's only target */
-    struct delta_shape delta; /* of rows or columns that are value heads */
-    bool columns;             /* they are columns */
+    struct delta_shape delta; /* heads of gated DeltaNet, if rows or columns of the item are its value heads */
+    bool columns;             /* the value heads are columns, not rows */
     bool decay;               /* the file has -exp(v) of values v in memory */
 };
 struct gguf_items {

@@ -52,7 +52,7 @@ static inline void put(uint8_t *dst, const void *bytes, int64_t size, int64_t n_
         memcpy(dst, bytes, (size_t)n_left);
 }
 
-/* If a part has many values, makes a table of all possible values first, so that each is rounded only once. */
+/* For a part with many values, first rounds all possible values to bf16 in a table, so that drawing is a look-up. */
 static void draw_normal(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     const bool many = n / 2 > N_QUANTILE;
@@ -87,8 +87,8 @@ static void draw_nibbles(const struct random_weights *d, uint8_t *dst, int64_t a
     }
 }
 
-/* The codes of NF4 sum to 0.374. To get mean 0, six of the 512 nibbles of all 256 bytes that encode 1 are changed to
- * -1. */
+/* The 16 values of NF4 sum to 0.374. Among the 512 nibbles of all 256 bytes, 32 encode 1. Six of these are changed to
+ * -1, so that the mean is 0. */
 static void draw_nf4(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     uint8_t map[256];
@@ -105,9 +105,9 @@ static double mean_square(const float code[16])
     return sum / 16;
 }
 
-/* Half of the blocks have the exponent e, a share a of them e - 1, and a share c e + 1. a and c are chosen for the mean
- * square std^2: with q = std^2 / (mean square of the codes * 4^e), a / 4 + 1 / 2 + 4 c = q and a + c = 1 / 2. e is
- * chosen so that q is in [0.625, 2.5); then c is in [0, 1 / 2). */
+/* Half of all blocks have the exponent e; the fraction a has e - 1, the fraction c has e + 1, and a + c = 1/2. The mean
+ * square of the values is std^2 if a / 4 + 1/2 + 4 c = q, where q = std^2 / (mean square of the codes * 4^e). e is such
+ * that q is in [0.625, 2.5); then c = (q - 0.625) / 3.75 is in [0, 1/2). */
 static void draw_e8m0(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     double q = d->std * d->std / mean_square(quant_e2m1_code);

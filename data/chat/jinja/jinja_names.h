@@ -4,10 +4,10 @@
 
 #include "data/chat/jinja/jinja_parse.h"
 
-/* Whether an expression of the tree has the name. */
+/* Whether an expression in the template reads the variable `name`. */
 bool jinja_tree_reads(const struct node *root, const char *name);
-/* The names that the tree reads and may have from outside: no statement binds them, or a test or a filter asks whether
- * they are defined. Fills names [max], each once; returns their number. */
+/* Lists the variables that the template reads and its caller may set: no statement of the template binds the name, or
+ * an expression tests it (`is defined`, `default`). Writes each name once to names [max]; returns their number. */
 int64_t jinja_tree_inputs(const struct node *root, const char **names, int64_t max);
 
 #endif
