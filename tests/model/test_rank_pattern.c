@@ -235,13 +235,14 @@ static void alpha_pattern_of_every_network(void **state)
 static void unsupported_patterns_are_errors(void **state)
 {
     (void)state;
-    static const char *const rows[][3] = {{"rank_pattern", "{\"layers.1.self_attn.q_proj\": 2}", "is not a target"},
-                                          {"rank_pattern", "{\"q_proj\": 0}", "rank_pattern.q_proj"},
-                                          {"rank_pattern", "{\"q_proj\": 4}", "expected is [4, 8]"},
-                                          {"rank_pattern", "[4]", "rank_pattern"},
-                                          {"alpha_pattern", "{\".*.q_proj\": 2}", "is not a target"},
-                                          {"alpha_pattern", "{\"q_proj\": 0}", "alpha_pattern.q_proj"},
-                                          {"alpha_pattern", "[4]", "alpha_pattern"}};
+    static const char *const rows[][3] = {
+        {"rank_pattern", "{\"layers.1.self_attn.q_proj\": 2}", "is not the name of a target"},
+        {"rank_pattern", "{\"q_proj\": 0}", "rank_pattern.q_proj"},
+        {"rank_pattern", "{\"q_proj\": 4}", "expected is [4, 8]"},
+        {"rank_pattern", "[4]", "rank_pattern"},
+        {"alpha_pattern", "{\".*.q_proj\": 2}", "is not the name of a target"},
+        {"alpha_pattern", "{\"q_proj\": 0}", "alpha_pattern.q_proj"},
+        {"alpha_pattern", "[4]", "alpha_pattern"}};
     struct arch a = tiny_arch();
     const struct lora_options opt = tiny_options("q_proj");
     for (int64_t i = 0; i < MT_LEN(rows); i++) {

@@ -541,7 +541,7 @@ static void experts_without_effect(void **state)
     (void)state;
     const char *config = process_config("");
     static const char *const says[] = {"train.offload = experts has no effect",
-                                       "train.offload = experts spares nothing"};
+                                       "train.offload = experts saves nothing"};
     char set[2][2 * MT_PATH];
     snprintf(set[0], sizeof(set[0]), "model.path=%s", fixture("parity/olmoe"));
     snprintf(set[1], sizeof(set[1]), "model.path=%s", fixture("../../configs/tiny-gptoss"));
