@@ -138,12 +138,14 @@ static void failures(void **state)
     (void)state;
     struct err err;
     struct environment_reply r;
-    struct environment *e = begin("exit 3", "");
-    for (int round = 0; round < 4; round++) { /* a reply resets the count of consecutive failures */
+    struct environment *e = begin("exit 4", "");
+    for (int round = 0; round < 4; round++) { /* an answered turn resets the count of consecutive failures */
         reset(e, 10 * round);
         expect(e, 10 * round, ENVIRONMENT_GOES_ON, (double)NAN, START);
         reset(e, 10 * round + 1);
         expect(e, 10 * round + 1, ENVIRONMENT_GOES_ON, (double)NAN, START);
+        step(e, 10 * round);
+        expect(e, 10 * round, ENVIRONMENT_GOES_ON, (double)NAN, ECHO);
         step(e, 10 * round);
         expect(e, 10 * round, ENVIRONMENT_LOST, (double)NAN, "[]");
         expect(e, 10 * round + 1, ENVIRONMENT_LOST, (double)NAN, "[]");
@@ -159,6 +161,17 @@ static void failures(void **state)
     }
     assert_int_equal(n, 3);
     assert_non_null(strstr(err.msg, "environment.command gave no reply for 0.5 s, the 3rd failure in a row"));
+    end(e);
+    e = begin("exit 2", ""); /* it begins completions, and ends at their first turn */
+    for (rc = n = 0; !rc && n < 5; n++) {
+        reset(e, n);
+        expect(e, n, ENVIRONMENT_GOES_ON, (double)NAN, START);
+        step(e, n);
+        while (!rc && !environment_next(e, &r)) rc = environment_work(e, 10000, &err);
+        if (!rc) environment_reply_free(&r);
+    }
+    assert_int_equal(n, 3);
+    assert_non_null(strstr(err.msg, "the 3rd failure in a row"));
     end(e);
 }
 

@@ -19,7 +19,7 @@
 
 enum {
     AHEAD = 2, /* rows in the engine for each of its sequences */
-    TOLD = 16, /* warnings of misspelt keys */
+    TOLD = 16, /* warnings of keys that are not used */
 };
 
 /* A row in the engine. Its lines are written when all its samples are complete and the rows before it are written. */
@@ -45,7 +45,7 @@ struct generate_rows {
     int64_t n_known, sample_done; /* complete rows and samples in the output */
     struct engine_work work;      /* of all rows */
     bool filtered, reads_all;     /* reads_all: the rows are read for the first time */
-    bool told_unused, told_role, told_equal;
+    bool told_role, told_equal;
     uint64_t told_keys[TOLD]; /* hashes; 0: none */
     enum row_format format;
     struct output_record record;
@@ -57,7 +57,7 @@ struct generate_rows {
 
 /* ---- reading ---- */
 
-/* Warns of keys that are not used: of each that may be misspelt, and of the first other one. */
+/* Warns of each key that is not used, once. */
 static void tell_keys(struct generate_rows *g, struct json row, const char *name)
 {
     const char *key, *near;
@@ -66,14 +66,11 @@ static void tell_keys(struct generate_rows *g, struct json row, const char *name
         const uint64_t hash = rng_key(0, key) | 1;
         int k = 0;
         if (row_request_has_key(key, &near)) continue;
-        while (near && k < TOLD && g->told_keys[k] && g->told_keys[k] != hash) k++;
-        if (near && k < TOLD && !g->told_keys[k]) {
-            g->told_keys[k] = hash;
-            log_warn("%s: %.64s: no key of generate, not used: did you mean %s?", name, key, near);
-        } else if (!near && !g->told_unused) {
-            g->told_unused = true;
-            log_warn("%s: %.64s: no key of generate; such keys are not used", name, key);
-        }
+        while (k < TOLD && g->told_keys[k] && g->told_keys[k] != hash) k++;
+        if (k == TOLD || g->told_keys[k]) continue;
+        g->told_keys[k] = hash;
+        log_warn("%s: %.64s: no key of generate, not used%s%s%s", name, key, near ? ": did you mean " : "",
+                 near ? near : "", near ? "?" : "");
     }
 }
 
@@ -105,13 +102,14 @@ static int next_line(struct generate_rows *g, char **line, int64_t *size, char n
 static int parse_row(struct generate_rows *g, struct row_request *r, const char *line, int64_t size, const char *name,
                      struct err *err)
 {
+    const int64_t number = g->number++;
     struct json_doc *doc = row_parse(line, size, name, err);
-    int rc = doc ? row_request_read(r, g->run, json_root(doc), g->number++, &g->defaults, name, err) : -1;
+    if (doc && g->reads_all) tell_keys(g, json_root(doc), name);
+    int rc = doc ? row_request_read(r, g->run, json_root(doc), number, &g->defaults, name, err) : -1;
     if (!rc && g->format == ROW_ROLLOUTS && !r->q.params.max_tokens) {
         row_request_free(r);
         rc = err_set(err, "%s: max_tokens = 0: a rollout has at least one token", name);
     }
-    if (!rc && g->reads_all) tell_keys(g, json_root(doc), name);
     if (!rc && g->reads_all) tell_once(g, r, name);
     json_free(doc);
     return rc;

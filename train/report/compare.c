@@ -239,7 +239,7 @@ static void print_settings(const struct compared *runs, int n, FILE *out)
     bool any = false;
     for (; next_difference(runs, n, &d); any = true) {
         if (!any) fprintf(out, "\nsettings that differ, in the order of the runs\n");
-        fprintf(out, "%-28s", d.key);
+        fprintf(out, "%-28s%s", d.key, strlen(d.key) < 28 ? "" : " ");
         for (int i = 0; i < n; i++) fprintf(out, "%s%s", i ? " | " : "", d.values[i][0] ? d.values[i] : "(empty)");
         fprintf(out, "\n");
     }

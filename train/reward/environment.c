@@ -147,7 +147,7 @@ static int take(struct environment *e, struct json reply, struct err *err)
     if (rc) return environment_reply_free(&to), -1;
     if (!to.messages) to.messages = mem_strdup("[]");
     of->waits = false;
-    e->program.n_failed = 0;
+    if (step) e->program.n_failed = 0; /* a program that fails in every step answers resets */
     const bool needed = !of->ended;
     if (step && to.end == ENVIRONMENT_GOES_ON && is_over(e, of)) to.end = ENVIRONMENT_LIMIT;
     if (to.end == ENVIRONMENT_DONE || of->ended) forget(e, of);
