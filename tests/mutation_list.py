@@ -256,7 +256,7 @@ MUTATIONS = [
     ("train/reward/judge.c", "(after.text && verify_last_number(up_to_number(after), value)) || ", "", "judge:scores"),
     ("data/rollout/advantages.c", "sum[i] = or_zero(sum[i]) + weight", "sum[i] = weight", "rollouts:normalized_sums"),
     ("train/reward/environment.c", "to.end = ENVIRONMENT_LIMIT;", "{}", "environment:limits"),
-    ("train/reward/environment.c", "e->program.n_failed = 0;", "", "environment:failures"),
+    ("train/reward/environment.c", "e->program.n_failed = 0;", "{}", "environment:failures"),
     ("train/models/message.c", "(*next == ':' || *next == '=')", "*next == ':'", "serve_message:whole"),
     ("train/models/message.c", "(depth || *p.at != stop)", "*p.at != stop", "serve_message:whole"),
     ("train/models/message.c", "            m->n_call = before;\n", "", "serve_message:whole"),
