@@ -236,8 +236,8 @@ static void refused(void **state)
     REFUSED(1, "set --pattern", "--generate", "--verifier", "regex", "--input", in);
     REFUSED(1, "--pattern is for --verifier regex", EXACT, "--pattern", "a");
     REFUSED(1, "--tolerance is for", EXACT, "--tolerance", "1");
-    REFUSED(1, "no row has a reference that last_number can compare", "--generate", "--verifier", "last_number",
-            "--tokens", "2", "--input", in);
+    REFUSED(1, "can compare in its completion or last answer", "--generate", "--verifier", "last_number", "--tokens",
+            "2", "--input", in);
     assert_null(strstr(said.err, "loaded ")); /* before the model is there */
     REFUSED(1, "all samples of temperature 0 are equal", "--generate", "--verifier", "exact", "--samples", "2");
     REFUSED(1, "are over the model's", EXACT, "--tokens", "100000000");

@@ -81,6 +81,7 @@ static void other_losses(void **state)
         {"[optim]\nlr = 1e-4\n", "[distill]\nalpha = 0.5\n"}, /* no teacher: alpha has no effect */
         {"[optim]\nlr = 1e-4\n", "[distill]\nteacher = base\nalpha = 0.5\n"},
         {"[distill]\nteacher = base\nalpha = 0.25\n", "[distill]\nteacher = base\nalpha = 0.5\n"},
+        {"[objective]\nkind = grpo\n", "[objective]\nkind = dapo\n"},
     };
     (void)state;
     for (int i = 0; i < MT_LEN(settings); i++) {
@@ -92,8 +93,9 @@ static void other_losses(void **state)
         snprintf(html_path, sizeof(html_path), "%s/compare.html", dir);
         char *text = compared(dir, runs, 2, html_path), *html = file_read(html_path, 1 << 20, &size, &err);
         assert_non_null(html);
-        assert_int_equal(strstr(text, "[distill] or [objective] differs: these losses do not compare") != NULL, i > 0);
-        assert_int_equal(strstr(html, "[distill] or [objective] differs: these losses do not compare") != NULL, i > 0);
+        assert_int_equal(strstr(text, "[objective] differs: these losses do not compare") != NULL, i > 0);
+        assert_int_equal(strstr(html, "[objective] differs: these losses do not compare") != NULL, i > 0);
+        assert_int_equal(strstr(text, "distill.teacher=none") != NULL, i == 1 || i == 2);
         mem_free(text);
         mem_free(html);
     }

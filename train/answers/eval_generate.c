@@ -255,8 +255,9 @@ static int check_references(struct eval_generate *g, struct err *err)
         const struct verify_text reference = {q->reference, q->reference_size};
         if (verifier_judge(&g->verifier, &none, reference) != VERDICT_NONE) return 0;
     }
-    return err_set(err, "%s: no row has a reference that %s can compare: %schoose another --verifier",
+    return err_set(err, "%s: no row has a reference that %s can compare in %s: %schoose another --verifier",
                    g->o->input ? g->o->input : "held-out data", g->o->verifier,
+                   g->o->reference ? g->o->reference : "its completion or last answer",
                    g->o->input ? "name its key with --reference, or " : "");
 }
 

@@ -290,9 +290,17 @@ static int other_loss(const struct compared *runs, int n)
     return 0;
 }
 
-#define OTHER_LOSS                                                                                                     \
-    "[distill] or [objective] differs: these losses do not compare; after a distillation `moetrain eval "              \
-    "RUN/config.ini --set distill.teacher=none` prints the cross-entropy"
+/* What a reader of such losses should know. */
+static const char *other_loss_text(const struct compared *runs, int n)
+{
+    int length = 0;
+    for (int i = 0; i < n && !length; i++)
+        if (runs[i].settings) section_of(&runs[i], losses[0][0], losses[0][1], &length);
+    return length
+               ? "[distill] or [objective] differs: these losses do not compare; after a distillation `moetrain eval "
+                 "RUN/config.ini --set distill.teacher=none` prints the cross-entropy"
+               : "[objective] differs: these losses do not compare";
+}
 
 /* ---- the page ---- */
 
@@ -363,7 +371,7 @@ static void write_results(FILE *out, const struct compared *runs, int n)
     }
     fputs("</tr>\n</table></div>\n", out);
     if (other_held_out(runs, n)) fputs("<p class=\"sub\">" OTHER_HELD_OUT "</p>\n", out);
-    if (other_loss(runs, n)) fputs("<p class=\"sub\">" OTHER_LOSS "</p>\n", out);
+    if (other_loss(runs, n)) fprintf(out, "<p class=\"sub\">%s</p>\n", other_loss_text(runs, n));
     for (int i = 0; i < n; i++) {
         if (!*history_stop(&runs[i].history, stop)) continue;
         fputs("<p class=\"sub\">", out);
@@ -419,7 +427,7 @@ int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, st
         print_results(runs, n, out);
         const int other = other_held_out(runs, n), loss = other_loss(runs, n);
         if (other) fprintf(out, "\n%s and %s: " OTHER_HELD_OUT "\n", runs[0].label, runs[other].label);
-        if (loss) fprintf(out, "\n%s and %s: " OTHER_LOSS "\n", runs[0].label, runs[loss].label);
+        if (loss) fprintf(out, "\n%s and %s: %s\n", runs[0].label, runs[loss].label, other_loss_text(runs, n));
         print_settings(runs, n, out);
     }
     if (!rc && html) {
