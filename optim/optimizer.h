@@ -31,7 +31,7 @@ struct optimizer_kind {
         bool positive;    /* a value below zero is an error */
     } state[OPTIMIZER_STATES];
     int block;        /* values per scale of states that are 8-bit codes; 0: states are stat */
-    bool elementwise; /* an update reads only values of its own parameter: ZeRO-1 may divide the arrays anywhere */
+    bool elementwise; /* the update of a value reads no other values: ZeRO-1 may divide the arrays anywhere */
     /* Updates param[first .. first+n-1]; states begin at opt->first. */
     void (*update)(struct device *dev, const struct optimizer *opt, int64_t first, int64_t n,
                    const struct optimizer_step *step);

@@ -133,11 +133,29 @@ static void limits(void **state)
     end(e);
 }
 
+/* A program that fails in each completion, at its first turn (`steps`) or before. */
+static void stops_at_third(struct environment *e, bool steps, const char *why)
+{
+    struct environment_reply r;
+    struct err err;
+    char want[128];
+    int rc = 0, n = 0;
+    for (; !rc && n < 5; n++) {
+        reset(e, n);
+        if (steps) expect(e, n, ENVIRONMENT_GOES_ON, (double)NAN, START);
+        if (steps) step(e, n);
+        while (!rc && !environment_next(e, &r)) rc = environment_work(e, 10000, &err);
+        if (!rc) environment_reply_free(&r);
+    }
+    assert_int_equal(n, 3);
+    snprintf(want, sizeof(want), "environment.command %s, the 3rd failure in a row", why);
+    if (!strstr(err.msg, want)) fail_msg("%s", err.msg);
+    end(e);
+}
+
 static void failures(void **state)
 {
     (void)state;
-    struct err err;
-    struct environment_reply r;
     struct environment *e = begin("exit 4", "");
     for (int round = 0; round < 4; round++) { /* an answered turn resets the count of consecutive failures */
         reset(e, 10 * round);
@@ -152,27 +170,8 @@ static void failures(void **state)
     }
     assert_int_equal(environment_lost(e), 8);
     end(e);
-    e = begin("hang 1", "timeout_s = 0.5");
-    int rc = 0, n = 0;
-    for (; !rc && n < 5; n++) {
-        reset(e, n);
-        while (!rc && !environment_next(e, &r)) rc = environment_work(e, 1000, &err);
-        if (!rc) environment_reply_free(&r);
-    }
-    assert_int_equal(n, 3);
-    assert_non_null(strstr(err.msg, "environment.command gave no reply for 0.5 s, the 3rd failure in a row"));
-    end(e);
-    e = begin("exit 2", ""); /* it begins completions, and ends at their first turn */
-    for (rc = n = 0; !rc && n < 5; n++) {
-        reset(e, n);
-        expect(e, n, ENVIRONMENT_GOES_ON, (double)NAN, START);
-        step(e, n);
-        while (!rc && !environment_next(e, &r)) rc = environment_work(e, 10000, &err);
-        if (!rc) environment_reply_free(&r);
-    }
-    assert_int_equal(n, 3);
-    assert_non_null(strstr(err.msg, "the 3rd failure in a row"));
-    end(e);
+    stops_at_third(begin("hang 1", "timeout_s = 0.5"), false, "gave no reply for 0.5 s");
+    stops_at_third(begin("exit 2", ""), true, "ended (exit status 2)"); /* completions begin, the first turn fails */
 }
 
 static void bad_replies(void **state)

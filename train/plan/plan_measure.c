@@ -413,7 +413,7 @@ int64_t plan_probe_other(struct plan_probe *p)
 }
 
 /* Counts FLOPs and time for average rows: with expert parallelism the receive buffer has room for more rows than a rank
- * gets on average. */
+ * receives on average. */
 static void count_average_rows(struct plan_probe *p, struct plan_memory *m, bool frozen)
 {
     int64_t unused;

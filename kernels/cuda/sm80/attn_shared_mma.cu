@@ -330,7 +330,7 @@ __device__ static inline float2 terms_of(const float x[2][2][4], int r, int n)
 {
     return make_float2(x[r / 2][n][r % 2 * 2], x[r / 2][n][r % 2 * 2 + 1]);
 }
-/* Writes this warp's terms of the other warps' heads for those warps. own: the terms of its own heads. */
+/* Stores this warp's terms for the heads of the other warps, which add them. own: the terms for its own heads. */
 __device__ static inline void give_terms(float2 *sums, float2 own[2], const float x[2][2][4])
 {
 #pragma unroll
