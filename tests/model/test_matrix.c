@@ -1,9 +1,11 @@
 /* test_matrix.c - what every family can do: runs of each with recomputation, threads, ranks, resumed, packed while it
- * loads, with quantisation-aware training, as a student and teacher, and the commands that read a run. */
+ * loads, with quantisation-aware training, as a student and teacher, and the commands that read a run. Families with
+ * mixers or networks that others lack also train with KTO, and with several documents in a sequence. */
 #include "tests/test.h"
 
 #include <dirent.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -84,6 +86,59 @@ static void one_family(const char *name, bool attention)
     assert_int_equal(RUN("inspect", model), 0);
 }
 
+/* The loss and the gradient's norm of the first step, in metrics.jsonl. */
+static void read_step(const char *config, double *loss, double *norm)
+{
+    static char text[1 << 16];
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    const char *step = strstr(text, "\"event\":\"step\""), *at = step ? strstr(step, "\"loss\":") : NULL,
+               *then = step ? strstr(step, "\"grad_norm\":") : NULL;
+    if (!at || !then) fail_msg("no step in %s", text);
+    *loss = strtod(at + strlen("\"loss\":"), NULL);
+    *norm = strtod(then + strlen("\"grad_norm\":"), NULL);
+}
+
+/* The first four rows of the case's data, in a file. */
+static const char *four_rows(void)
+{
+    static char path[2 * MT_PATH];
+    static char text[1 << 14];
+    snprintf(path, sizeof(path), "%s/train.jsonl", model);
+    process_read(path, text, sizeof(text));
+    snprintf(path, sizeof(path), "%s/four.jsonl", model);
+    char *end = text;
+    for (int i = 0; i < 4; i++) end = strchr(end, '\n') + 1;
+    *end = 0;
+    FILE *f = fopen(path, "w");
+    assert_true(f && fputs(text, f) >= 0 && !fclose(f));
+    return path;
+}
+
+/* KTO, continued with another recomputation and number of ranks; four documents in one sequence, and one by one. */
+static void other_data(const char *name)
+{
+    char rows[3 * MT_PATH], whole[4 * MT_PATH], part[4 * MT_PATH];
+    double loss[2], norm[2];
+    link_case(name);
+    snprintf(rows, sizeof(rows),
+             "objective.kind=kto train.micro_batch=2 data.train=%s/kto/train.jsonl data.eval=%s/kto/eval.jsonl",
+             fixture("preference"), fixture("preference"));
+    snprintf(whole, sizeof(whole), "%s train.recompute=none", rows);
+    snprintf(part, sizeof(part), "%s train.recompute=full parallel.cpu_ranks=2", rows);
+    const char *one = train(NULL, 2, whole), *two = train(NULL, 1, part);
+    assert_same_output(train(two, 2, part), one, ADAPTER);
+
+    snprintf(rows, sizeof(rows), "data.train=%s data.eval= data.shuffle=no data.seq_len=2048", four_rows());
+    snprintf(whole, sizeof(whole), "%s data.packing=yes train.grad_accum=1", rows);
+    snprintf(part, sizeof(part), "%s train.grad_accum=4", rows);
+    one = train(NULL, 1, whole);
+    two = train(NULL, 1, part);
+    read_step(one, &loss[0], &norm[0]);
+    read_step(two, &loss[1], &norm[1]);
+    assert_close(loss[0] / loss[1], 1, 1e-6);
+    assert_close(norm[0] / norm[1], 1, 1e-5);
+}
+
 static void glm4(void **state)
 {
     (void)state;
@@ -130,30 +185,35 @@ static void minimax_m2(void **state)
 {
     (void)state;
     one_family("parity/minimax_m2", true);
+    other_data("parity/minimax_m2");
 }
 
 static void nemotron(void **state)
 {
     (void)state;
     one_family("parity/nemotron", false);
+    other_data("parity/nemotron");
 }
 
 static void nemotron_latent(void **state)
 {
     (void)state;
     one_family("parity/nemotron_latent", false);
+    other_data("parity/nemotron_latent");
 }
 
 static void gemma4(void **state)
 {
     (void)state;
     one_family("parity/gemma4", false);
+    other_data("parity/gemma4");
 }
 
 static void lfm2(void **state)
 {
     (void)state;
     one_family("parity/lfm2", true);
+    other_data("parity/lfm2");
 }
 
 int test_matrix(void)
