@@ -141,13 +141,13 @@ static int do_init(const void *args, struct config *cfg, struct err *err)
 {
     char path[MT_PATH];
     (void)cfg;
-    return init_write(args, path, err);
+    return init_write(args, export_note, path, err);
 }
 
 static int do_finetune(const void *args, struct config *cfg, struct err *err)
 {
     char path[MT_PATH];
-    return init_write(args, path, err) || config_load(cfg, path, err) ? -1 : run_ranks(cfg, NULL, err);
+    return init_write(args, export_note, path, err) || config_load(cfg, path, err) ? -1 : run_ranks(cfg, NULL, err);
 }
 
 static int do_check(const void *args, struct config *cfg, struct err *err)

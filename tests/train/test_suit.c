@@ -257,13 +257,46 @@ static void columns(void **state)
     if (RUN_THERE("tokens", "c.ini")) fail_msg("%s", said.err);
 }
 
+/* `init` says which exports refuse some of the targets that it writes, and the start of the run too: `export` does so
+ * only after the training. */
+static void names_exports_that_refuse_targets(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *lines[3];
+    } all[] = {{"gemma4",
+                {"export --to vllm refuses adapters of gate_up_proj, down_proj",
+                 "these hold all targets: peft, gguf, merged-bf16"}},
+               {"deepseek_v3",
+                {"export --to vllm refuses adapters of kv_b_proj",
+                 "export --to gguf refuses adapters of q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj",
+                 "these hold all targets: peft, merged-bf16, merged-fp8"}},
+               {"qwen3", {NULL}}};
+    static char text[1 << 14];
+    for (int i = 0; i < MT_LEN(all); i++) {
+        char ini[64], from[64], line[256];
+        snprintf(ini, sizeof(ini), "%s.ini", all[i].name);
+        snprintf(from, sizeof(from), "parity/%s", all[i].name);
+        if (RUN_THERE("init", fixture(from), DATA, "-o", ini)) fail_msg("%s", said.err);
+        read_there(ini, text);
+        if (RUN_THERE(ini, "--set", "train.device=cpu", "--set", "train.steps=1")) fail_msg("%s", said.err);
+        for (int k = 0; k < MT_LEN(all[i].lines) && all[i].lines[k]; k++) {
+            snprintf(line, sizeof(line), "\n; %s\n", all[i].lines[k]);
+            assert_says(text, line);
+            assert_says(said.err, all[i].lines[k]);
+        }
+        if (!all[i].lines[0]) assert_null(strstr(text, "refuses"));
+    }
+}
+
 int test_suit(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_without_a_configuration),    cmocka_unit_test(says_what_makes_it_fit),
-        cmocka_unit_test(writes_a_configuration_that_runs), cmocka_unit_test(trains_in_one_command),
-        cmocka_unit_test(changes_values_until_it_fits),     cmocka_unit_test(plans_what_init_writes),
-        cmocka_unit_test(the_rows_tell_the_objective),      cmocka_unit_test(columns),
+        cmocka_unit_test(plans_without_a_configuration),     cmocka_unit_test(says_what_makes_it_fit),
+        cmocka_unit_test(writes_a_configuration_that_runs),  cmocka_unit_test(trains_in_one_command),
+        cmocka_unit_test(changes_values_until_it_fits),      cmocka_unit_test(plans_what_init_writes),
+        cmocka_unit_test(the_rows_tell_the_objective),       cmocka_unit_test(columns),
+        cmocka_unit_test(names_exports_that_refuse_targets),
     };
     return cmocka_run_group_tests_name("suit", tests, NULL, NULL);
 }

@@ -157,11 +157,23 @@ const char *export_usual(const struct config *cfg, const struct arch *a, const s
     return export_format_name(is_exported(EXPORT_MERGED_BF16, cfg, a, st) ? EXPORT_MERGED_BF16 : EXPORT_PEFT);
 }
 
+bool export_note(char text[EXPORT_NOTE_TEXT], const struct config *cfg, const struct arch *a)
+{
+    struct adapters ad = {0};
+    struct err why;
+    const struct lora_options opt = config_lora(cfg);
+    const bool any = !adapters_plan(&ad, a, &opt, &why) && export_targets_note(text, a, &ad);
+    adapters_free(&ad);
+    return any;
+}
+
 void export_warn(const struct config *cfg, const struct arch *a, const struct safetensors *st)
 {
+    char note[EXPORT_NOTE_TEXT];
     const struct qat_options run = plan_qat(cfg);
     struct qat_options experts = run;
     char text[200], with[120] = "an export will differ from the trained model";
+    if (export_note(note, cfg, a)) log_info("%s", note);
     if (!run.weights.bits || !run.merged || export_quant_exact(a, st, &run)) return;
     experts.all = false;
     const char *other = export_quant_exact(a, st, &experts);

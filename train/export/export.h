@@ -9,6 +9,7 @@
 #include "data/safetensors.h"
 #include "model/arch/arch.h"
 #include "train/config/config.h"
+#include "train/export/export_targets.h"
 
 /* Writes the adapter of the PEFT directory adapter_dir (NULL: output.dir/adapter) to the directory `out` (NULL:
  * output.dir/export-FORMAT), which must be new or empty. `out` appears after all files were written and verified.
@@ -21,7 +22,10 @@ int export_run(const struct config *cfg, const char *adapter_dir, const char *fo
  * has it. Otherwise the first of vllm, merged-bf16 and peft whose reader applies all targets. st: the model's
  * tensors. */
 const char *export_usual(const struct config *cfg, const struct arch *a, const struct safetensors *st);
-/* Warns at the start of a run with quant.mode = merged if no export of this model can hold the quantised weights. */
+/* export_targets_note for the targets of a configuration. */
+bool export_note(char text[EXPORT_NOTE_TEXT], const struct config *cfg, const struct arch *a);
+/* At the start of a run: says which exports refuse some of its targets, and warns if no export of this model can hold
+ * the weights that quant.mode = merged quantises. */
 void export_warn(const struct config *cfg, const struct arch *a, const struct safetensors *st);
 /* Verifies an existing export in dir. Error: it has another format. */
 int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,

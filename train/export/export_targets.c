@@ -74,16 +74,51 @@ static bool is_applied(enum export_format to, const struct arch *a, enum lora_ta
     return to != EXPORT_GGUF || lora_target_is_stack(t) || gguf_names_matrix(a, t);
 }
 
+/* Appends a name to a list, if it fits. */
+static void add_name(char *names, size_t cap, const char *name)
+{
+    const size_t n = strlen(names);
+    snprintf(names + n, cap - n, "%s%s", n ? ", " : "", name);
+}
+
+/* The trained targets that the reader of the format does not apply, separated by commas; "": it applies all. */
+static void not_applied(char names[LORA_NAMES_TEXT], enum export_format to, const struct arch *a,
+                        const struct adapters *ad)
+{
+    names[0] = 0;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (ad->target[t] && !is_applied(to, a, t)) add_name(names, LORA_NAMES_TEXT, lora_target_name(t));
+}
+
+bool export_targets_note(char text[EXPORT_NOTE_TEXT], const struct arch *a, const struct adapters *ad)
+{
+    char names[LORA_NAMES_TEXT], whole[LORA_NAMES_TEXT] = "";
+    struct err why;
+    text[0] = 0;
+    for (int to = 0; to < EXPORT_FORMATS; to++) {
+        const char *format = export_format_name((enum export_format)to);
+        if (export_family_check((enum export_format)to, a, &why)) continue;
+        not_applied(names, (enum export_format)to, a, ad);
+        if (!names[0]) {
+            add_name(whole, sizeof(whole), format);
+            continue;
+        }
+        const size_t n = strlen(text);
+        snprintf(text + n, EXPORT_NOTE_TEXT - n, "%sexport --to %s refuses adapters of %s", n ? "; " : "", format,
+                 names);
+    }
+    const size_t n = strlen(text);
+    if (n) snprintf(text + n, EXPORT_NOTE_TEXT - n, "; these hold all targets: %s", whole);
+    return n > 0;
+}
+
 int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad, struct err *err)
 {
-    char names[LORA_NAMES_TEXT] = "";
+    char names[LORA_NAMES_TEXT];
     if (ad->dora && (to == EXPORT_VLLM || to == EXPORT_GGUF))
         return err_set(err, "--to %s: %s has no DoRA (lora.dora): export peft or merged-bf16%s", export_format_name(to),
                        to == EXPORT_VLLM ? "vLLM" : "llama.cpp", to == EXPORT_VLLM ? "" : " and convert that");
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
-        if (ad->target[t] && !is_applied(to, a, t))
-            snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",
-                     lora_target_name(t));
+    not_applied(names, to, a, ad);
     if (!names[0]) return 0;
     return err_set(err,
                    "--to %s: %s does not apply adapters of %s in %s: train with lora.targets without them, or export "

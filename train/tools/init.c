@@ -76,14 +76,18 @@ static void write_objective(const struct suit *s, FILE *f)
             kind, preference_row_of(&s->cfg)->beta);
 }
 
-static void write_training(const struct suit *s, FILE *f)
+static void write_training(const struct suit *s, init_note_fn *note, FILE *f)
 {
     const struct config *c = &s->cfg;
+    char text[INIT_NOTE_TEXT];
     fprintf(
         f, "\n[lora]\n; 16 suits style, format and domain; 32 to 64 large data sets. alpha = 2 r is the usual scale\n");
     print_number(f, "r", c->lora.r);
-    fprintf(f, "alpha = %g\n; `moetrain config` lists other targets: dense, all-linear, q_proj, ...\ntargets = %s\n",
-            c->lora.alpha, c->lora.targets);
+    fprintf(f, "alpha = %g\n; `moetrain config` lists other targets: dense, all-linear, q_proj, ...\n", c->lora.alpha);
+    if (note(text, c, &s->run.arch))
+        for (char *part = strtok(text, ";"); part; part = strtok(NULL, ";"))
+            fprintf(f, "; %s\n", part + (part[0] == ' '));
+    fprintf(f, "targets = %s\n", c->lora.targets);
     fprintf(f, "\n[optim]\n; halve it when the loss is unstable\nlr = %g\n", config_lr(c));
     fprintf(f,
             "\n[train]\n; passes over the data\nepochs = %g\n; %s of a forward pass, and passes of an optimizer step\n",
@@ -126,7 +130,7 @@ static void write_head(const struct suit *s, const char *name, FILE *f)
     free(text);
 }
 
-static int write_file(const struct suit *s, const char *name, const char *path, struct err *err)
+static int write_file(const struct suit *s, init_note_fn *note, const char *name, const char *path, struct err *err)
 {
     char *text = NULL;
     size_t size;
@@ -136,7 +140,7 @@ static int write_file(const struct suit *s, const char *name, const char *path, 
     write_model(s, f);
     write_data(s, f);
     write_objective(s, f);
-    write_training(s, f);
+    write_training(s, note, f);
     write_rest(s, name, f);
     MT_REQUIRE(!fclose(f), "out of memory");
     const int rc = file_check_new(path, err) || file_write_atomic(path, text, (int64_t)size, err) ? -1 : 0;
@@ -153,7 +157,7 @@ static int find_path(char path[MT_PATH], const struct init_args *a, const char *
     return file_check_new(path, err);
 }
 
-int init_write(const struct init_args *a, char path[MT_PATH], struct err *err)
+int init_write(const struct init_args *a, init_note_fn *note, char path[MT_PATH], struct err *err)
 {
     static struct suit s; /* large for a stack */
     static struct config cfg;
@@ -171,7 +175,7 @@ int init_write(const struct init_args *a, char path[MT_PATH], struct err *err)
     int rc = suit_open(&s, &cfg, &card, &suit_all, err);
     if (!rc) suit_print(&s, stdout);
     if (!rc && !s.fits) rc = err_set(err, "no configuration is written: %s", s.why.msg);
-    if (!rc) rc = write_file(&s, name, path, err);
+    if (!rc) rc = write_file(&s, note, name, path, err);
     if (!rc) printf("  wrote %s\n", path);
     suit_close(&s);
     return rc;

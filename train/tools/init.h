@@ -2,16 +2,20 @@
 #ifndef MT_INIT_H
 #define MT_INIT_H
 
+#include "model/arch/arch.h"
 #include "train/config/config.h"
 
+/* Fills text with clauses, separated by semicolons, that the file has as comments at lora.targets; false: none. */
+#define INIT_NOTE_TEXT 1024
+typedef bool init_note_fn(char text[INIT_NOTE_TEXT], const struct config *cfg, const struct arch *a);
 struct init_args {
     const char *model, *data, *out; /* out NULL: MODEL.ini in the current directory */
     const char *columns;            /* data.columns; NULL: none */
     const char *gpu;
     double host_gb;
 };
-/* Writes the file and sets `path` to its path. It is an error if the file exists. Also prints the text of
- * suit_print. */
-int init_write(const struct init_args *args, char path[MT_PATH], struct err *err) MT_CHECK;
+/* note: about the configuration, for the model. Writes the file and sets `path` to its path. It is an error if the file
+ * exists. Also prints the text of suit_print. */
+int init_write(const struct init_args *args, init_note_fn *note, char path[MT_PATH], struct err *err) MT_CHECK;
 
 #endif
