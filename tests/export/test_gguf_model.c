@@ -174,9 +174,15 @@ static void each_family(void **state)
     static const struct {
         const char *name, *arch;
         int64_t vocab;
-    } cases[] = {{"case_a", "gpt-oss", 4096},        {"qwen3", "qwen3moe", 1024},      {"olmoe", "olmoe", 1024},
-                 {"mixtral", "llama", 1024},         {"glm4_lite", "deepseek2", 1024}, {"glm4", "glm4moe", 1024},
-                 {"minimax_m2", "minimax-m2", 1024}, {"lfm2", "lfm2moe", 1024}};
+    } cases[] = {{"case_a", "gpt-oss", 4096},
+                 {"qwen3", "qwen3moe", 1024},
+                 {"olmoe", "olmoe", 1024},
+                 {"mixtral", "llama", 1024},
+                 {"glm4_lite", "deepseek2", 1024},
+                 {"glm4", "glm4moe", 1024},
+                 {"minimax_m2", "minimax-m2", 1024},
+                 {"lfm2", "lfm2moe", 1024},
+                 {"nemotron_latent", "nemotron_h_moe", 1024}};
     static const char *const types[] = {"f32", "q8_0"};
     for (int i = 0; i < MT_LEN(cases); i++)
         for (int t = 0; t < MT_LEN(types); t++) {
@@ -201,11 +207,10 @@ static void each_family(void **state)
 static void each_type(void **state)
 {
     (void)state;
-    static const char *const models[][2] = {{"qwen3-tiny", "blk.1.attn_output.weight"},
-                                            {"glm-tiny", "blk.1.attn_output.weight"},
-                                            {"glm-flash-tiny", "blk.1.attn_output.weight"},
-                                            {"qwen3-next-tiny", "blk.1.ssm_out.weight"},
-                                            {"qwen3.5-tiny", "blk.1.ssm_out.weight"}};
+    static const char *const models[][2] = {
+        {"qwen3-tiny", "blk.1.attn_output.weight"},     {"glm-tiny", "blk.1.attn_output.weight"},
+        {"glm-flash-tiny", "blk.1.attn_output.weight"}, {"qwen3-next-tiny", "blk.1.ssm_out.weight"},
+        {"qwen3.5-tiny", "blk.1.ssm_out.weight"},       {"nemotron-super-tiny", "blk.0.ssm_in.weight"}};
     for (int i = 0; i < MT_LEN(models); i++) {
         const char *model = path_in(scratch_dir(), "model");
         if (RUN("synth", models[i][0], model, "--layers", "2")) fail_msg("%s", said.err);
@@ -274,7 +279,7 @@ static void changed_files(void **state)
 static void refusals(void **state)
 {
     (void)state;
-    static const char *const families[] = {"gemma4", "nemotron", "deepseek_v4"};
+    static const char *const families[] = {"gemma4", "deepseek_v4"};
     for (int i = 0; i < MT_LEN(families); i++) {
         const char *config = config_of(case_path(families[i], ""), case_path("case_a", "eval.jsonl"));
         assert_int_equal(RUN("export", config, "--to", "gguf-model", "--adapter", case_path("case_a", "adapter_final")),
@@ -322,34 +327,80 @@ static void refuse_arch(const struct arch *a, const char *words)
     assert_says(err.msg, words);
 }
 
+/* The keys of a family have these values, for each layer or one for all. */
+static void assert_values(const struct arch *a, const char *const (*rows)[2], int n)
+{
+    struct gguf_meta m;
+    const struct gguf_meta_model model = {a, "x", NULL, NULL, GGML_F32};
+    gguf_meta_open(&m, &model);
+    for (int i = 0; i < n; i++) {
+        char text[64] = "";
+        for (int64_t k = 0; k < m.n; k++) {
+            const struct gguf_value *v = &m.values[k];
+            const char *dot = strchr(v->key, '.');
+            if (strcmp(dot + 1, rows[i][0])) continue;
+            if (v->type != GGUF_ARRAY) snprintf(text, sizeof(text), "%u", v->u32);
+            for (int64_t l = 0; v->type == GGUF_ARRAY && l < v->n; l++)
+                snprintf(text + strlen(text), sizeof(text) - strlen(text), "%s%d", l ? " " : "",
+                         ((const int32_t *)v->array)[l]);
+        }
+        assert_string_equal(text, rows[i][1]);
+    }
+    gguf_meta_close(&m);
+}
+
 /* Layers with a convolution have 0 key heads, by which llama.cpp recognises them. */
 static void lfm2(void **state)
 {
     (void)state;
-    static const char expected[] = "0 2 0 2 ";
+    static const char *const keys[][2] = {
+        {"shortconv.l_cache", "3"}, {"leading_dense_block_count", "1"}, {"attention.head_count_kv", "0 2 0 2"}};
     struct err err;
-    struct gguf_meta m;
-    char heads[32] = "";
     struct arch *a = test_malloc(sizeof(*a));
     if (arch_load(a, case_path("lfm2", ""), &err) || gguf_items_check(a, &err)) fail_msg("%s", err.msg);
-    const struct gguf_meta_model model = {a, "x", NULL, NULL, GGML_F32};
-    gguf_meta_open(&m, &model);
-    int found = 0;
-    for (int64_t k = 0; k < m.n; k++) {
-        const struct gguf_value *v = &m.values[k];
-        found += !strcmp(v->key, "lfm2moe.shortconv.l_cache") && v->u32 == 3;
-        found += !strcmp(v->key, "lfm2moe.leading_dense_block_count") && v->u32 == 1;
-        for (int64_t l = 0; !strcmp(v->key, "lfm2moe.attention.head_count_kv") && l < v->n; l++)
-            snprintf(heads + strlen(heads), sizeof(heads) - strlen(heads), "%d ", ((const int32_t *)v->array)[l]);
-    }
-    assert_int_equal(found, 2);
-    assert_string_equal(heads, expected);
-    gguf_meta_close(&m);
+    assert_values(a, keys, MT_LEN(keys));
     a->router.scale = 2;
     refuse_arch(a, "routed_scaling_factor");
     a->router.scale = 1;
     a->conv.bias = true;
     refuse_arch(a, "conv_bias");
+    test_free(a);
+}
+
+/* llama.cpp recognises a layer with a state space by 0 key heads and a network of width 0. */
+static void nemotron(void **state)
+{
+    (void)state;
+    static const char *const keys[][2] = {{"attention.head_count_kv", "0 0 2 0"},
+                                          {"feed_forward_length", "0 16 0 16"},
+                                          {"moe_latent_size", "24"},
+                                          {"expert_shared_feed_forward_length", "32"},
+                                          {"ssm.conv_kernel", "4"},
+                                          {"ssm.state_size", "16"},
+                                          {"ssm.group_count", "2"},
+                                          {"ssm.time_step_rank", "4"},
+                                          {"ssm.inner_size", "48"},
+                                          {"rope.freq_base", ""}};
+    struct err err;
+    struct gguf_items list;
+    struct arch *a = test_malloc(sizeof(*a));
+    if (arch_load(a, case_path("nemotron_latent", ""), &err) || gguf_items_check(a, &err)) fail_msg("%s", err.msg);
+    assert_values(a, keys, MT_LEN(keys));
+    gguf_items_list(&list, a, GGML_F32);
+    for (int64_t i = 0; i < list.n; i++) {
+        const struct gguf_tensor t = gguf_items_tensor(&list.items[i]);
+        assert_null(strstr(t.name, "gate_exps"));
+        if (!strcmp(t.name, "blk.0.ssm_norm.weight")) assert_true(t.shape[0] == 2 && t.shape[1] == 24);
+        if (!strcmp(t.name, "blk.0.ssm_a")) assert_true(list.items[i].decay && t.shape[0] == 4 && t.shape[1] == 1);
+    }
+    gguf_items_free(&list);
+    a->mamba.bias = true;
+    refuse_arch(a, "use_bias");
+    a->mamba.bias = false;
+    a->mamba.dt_min = 0.002;
+    refuse_arch(a, "time_step_min");
+    if (arch_load(a, case_path("nemotron", ""), &err)) fail_msg("%s", err.msg);
+    refuse_arch(a, "dense layers");
     test_free(a);
 }
 
@@ -550,6 +601,7 @@ int test_gguf_model(void)
         cmocka_unit_test(refusals),
         cmocka_unit_test(other_models),
         cmocka_unit_test(lfm2),
+        cmocka_unit_test(nemotron),
         cmocka_unit_test(deltanet),
         cmocka_unit_test(deltanet_refused),
         cmocka_unit_test(tokenizers),

@@ -5,9 +5,10 @@ transformers with the dequantised tensors of that file.
 
 EXPORT: the directory of the export. ROWS: `text` rows; the first half of each is the prompt. llama.cpp gets it as text,
 so tokenisation is compared too. The gguf package decodes the tensors and has llama.cpp's names for those of
-transformers; both are independent of moetrain. For gpt-oss the peer rounds YaRN's bounds, as llama.cpp does. Prints the
-largest difference of log-probabilities over the tokens written. Exit 1 when a token differs although the
-log-probabilities of the two best tokens differ by more than this. Needs torch, transformers >= 5, gguf, xllamacpp.
+transformers; both are independent of moetrain. For gpt-oss the peer rounds YaRN's bounds, and for Nemotron-H steps have
+no minimum, as in llama.cpp. Prints the largest difference of log-probabilities over the tokens written. Exit 1 when a
+token differs although the log-probabilities of the two best tokens differ by more than this. Needs torch,
+transformers >= 5, gguf, xllamacpp.
 """
 import argparse
 import json
@@ -27,7 +28,7 @@ from llama_peer import load_peer
 NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
          "minimax_m2": "minimax-m2", "glm4_moe": "glm4moe",
          "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2", "lfm2_moe": "lfm2moe",
-         "qwen3_next": "qwen3next", "qwen3_5_moe_text": "qwen35moe"}
+         "qwen3_next": "qwen3next", "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe"}
 
 
 def tensors_of(path):
@@ -88,6 +89,15 @@ def delta_net(t, prefix, name, config):
     return back(w, keys if "qkv" in name else 0, 1 if name[8] in "ab" else width)
 
 
+def mamba(w, name):
+    """A tensor of Nemotron-H as transformers has it: llama.cpp keeps A, and vectors as matrices."""
+    if name.endswith("A_log"):
+        return torch.log(-w).flatten()
+    if name.endswith("conv1d.weight"):
+        return w[:, None]
+    return w.flatten() if name.endswith((".D", "mixer.norm.weight")) else w
+
+
 def load(model, path):
     """Fills the parameters of a model of transformers; every tensor of the file is used."""
     config = model.config
@@ -102,6 +112,8 @@ def load(model, path):
             w = fused(t, prefix, "weight", oss)
         elif name.endswith("experts.gate_up_proj_bias"):
             w = fused(t, prefix, "bias", oss)
+        elif name.endswith("experts.up_proj"):
+            w = t.pop(prefix + ".ffn_up_exps.weight")
         elif name.endswith("experts.down_proj"):
             w = t.pop(prefix + ".ffn_down_exps.weight")
         elif name.endswith("experts.down_proj_bias"):
@@ -121,10 +133,14 @@ def load(model, path):
             w = torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
         else:
             wanted = name + ".weight" if name.endswith("sinks") else name
+            if kind == "nemotron_h":  # the names of published checkpoints
+                wanted = name.replace("model.", "backbone.").replace("dt_bias", "dt.bias")
             found = names.get_name(wanted, try_suffixes=(".weight", ".bias"))
             if not found and ".gate." in name or ".router." in name:
                 found = prefix + ".ffn_gate_inp." + name.rsplit(".", 1)[1]
             w = t.pop(found if found in t or not found else found + ".weight")
+            if kind == "nemotron_h":
+                w = mamba(w, name)
             if kind == "mixtral" and name.endswith("q_proj.weight"):
                 w = rotated_back(w, config.num_attention_heads)
             if kind == "mixtral" and name.endswith("k_proj.weight"):

@@ -8,7 +8,7 @@ import peer
 
 
 def load_peer(path):
-    """With YaRN's bounds rounded, as llama.cpp has them."""
+    """With what llama.cpp computes differently: YaRN's bounds are rounded, and steps of Mamba-2 have no minimum."""
     with open(os.path.join(path, "config.json")) as f:
         settings = json.load(f)
     if settings["model_type"] == "gpt_oss":
@@ -18,4 +18,8 @@ def load_peer(path):
             words["rope_parameters"] = dict(words["rope_parameters"], truncate=True)
             plain(self, **words)
         peer.GptOssConfig = type("GptOssConfig", (GptOssConfig,), {"__init__": rounded})
-    return peer.load_model(path)
+    model = peer.load_model(path)
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, float("inf"))
+    return model

@@ -1,6 +1,6 @@
 /* gguf_items.c - the tensors of each family. Source: llama.cpp, src/models/{openai-moe,qwen3moe,olmoe,llama,
- * minimax-m2,glm4-moe,deepseek2,lfm2,qwen3next,qwen35moe}.cpp: load_arch_tensors for the names, build_arch_graph for
- * values that its code fixes. */
+ * minimax-m2,glm4-moe,deepseek2,lfm2,qwen3next,qwen35moe,nemotron-h}.cpp: load_arch_tensors for the names,
+ * build_arch_graph for values that its code fixes. */
 #include "train/gguf/gguf_items.h"
 
 #include <math.h>
@@ -30,6 +30,7 @@ static const struct family families[] = {
     {"lfm2_moe", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, true},
     {"qwen3_next", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
     {"qwen3_5_moe", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
+    {"nemotron_h", "attn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, false},
 };
 
 static const struct family *family_of(const struct arch *a)
@@ -97,6 +98,14 @@ static int check_delta(const struct arch *a, struct err *err)
     return a->attn_bias ? differs("biases (attention_bias)", err) : 0;
 }
 
+/* Refuses Nemotron-H models whose settings differ from those that llama.cpp assumes. llama.cpp has no least step: with
+ * the published 0.001 a state decays up to 0.1 % less in a token than in training. */
+static int check_mamba(const struct arch *a, struct err *err)
+{
+    if (a->mamba.bias) return differs("biases (use_bias)", err);
+    return a->mamba.dt_min > 0.001 ? differs("steps of Mamba-2 (time_step_min)", err) : 0;
+}
+
 int gguf_items_check(const struct arch *a, struct err *err)
 {
     const struct family *f = family_of(a);
@@ -104,11 +113,13 @@ int gguf_items_check(const struct arch *a, struct err *err)
         return err_set(
             err,
             "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite, "
-            "deepseek_v3, lfm2_moe, qwen3_next and qwen3_5_moe, not %s: export merged-bf16 and convert it with "
+            "deepseek_v3, lfm2_moe, qwen3_next, qwen3_5_moe and nemotron_h, not %s: export merged-bf16 and convert it "
+            "with "
             "llama.cpp's convert_hf_to_gguf.py",
             a->family);
     if (is_lfm2(a) && check_lfm2(a, err)) return -1;
     if (a->delta.shape.n_key && check_delta(a, err)) return -1;
+    if (a->mamba.n_head && check_mamba(a, err)) return -1;
     const bool either = f->router == ROUTER_SIGMOID_CHOSEN && a->router.kind == ROUTER_SIGMOID; /* a key says which */
     if (a->router.kind != f->router && !either) return differs("weights of the chosen experts (norm_topk_prob)", err);
     if (a->qk_norm != f->qk_norm && a->qk_norm != f->other_norm) return differs("norms of queries and keys", err);
@@ -178,6 +189,29 @@ static void add_delta(struct gguf_items *list, int64_t layer, const struct arch 
     VECTOR(list, layer, deltanet.norm, s->value_dim, "ssm_norm", ".weight");
 }
 
+/* Adds a vector as a matrix with n_row rows. */
+static void add_split(struct gguf_items *list, int64_t layer, size_t at, int64_t n_row, int64_t n, const char *name,
+                      const char *end)
+{
+    add_vector(list, layer, at, n / n_row, name, end);
+    list->items[list->n - 1].n_row = n_row;
+}
+
+static void add_mamba(struct gguf_items *list, int64_t layer, const struct arch *a)
+{
+    const struct mamba_arch *m = &a->mamba;
+    const int64_t n_value = m->n_head * m->head_dim, n_conv = n_value + 2 * m->n_group * m->state;
+    const size_t at = offsetof(struct layer_weights, mamba);
+    add_split(list, layer, at + offsetof(struct mamba_weights, conv), n_conv, n_conv * m->n_tap, "ssm_conv1d",
+              ".weight");
+    if (m->conv_bias) VECTOR(list, layer, mamba.conv_bias, n_conv, "ssm_conv1d", ".bias");
+    VECTOR(list, layer, mamba.dt_bias, m->n_head, "ssm_dt", ".bias");
+    add_split(list, layer, at + offsetof(struct mamba_weights, a_log), m->n_head, m->n_head, "ssm_a", "");
+    list->items[list->n - 1].decay = true;
+    add_split(list, layer, at + offsetof(struct mamba_weights, d), m->n_head, m->n_head, "ssm_d", "");
+    add_split(list, layer, at + offsetof(struct mamba_weights, norm), m->n_group, n_value, "ssm_norm", ".weight");
+}
+
 static enum ggml_type type_of(enum ggml_type wanted, int64_t n_col)
 {
     return n_col % ggml_layout(wanted)->block ? GGML_F16 : wanted;
@@ -211,6 +245,7 @@ static void add_kv_b(struct gguf_items *list, const struct arch *a, struct gguf_
 static const char *matrix_name(const struct arch *a, enum lora_target t)
 {
     switch (t) {
+    case LORA_UP: return "ffn_up_exps"; /* without a gate */
     case LORA_DOWN: return "ffn_down_exps";
     case LORA_Q_A: return "attn_q_a";
     case LORA_Q_B: return "attn_q_b";
@@ -262,7 +297,7 @@ static void add_product(struct gguf_items *list, const struct arch *a, int64_t l
         item.target = t;
         item.n_from = item.n_row = p->rows[k];
         item.rows = GGUF_ROWS_ALL;
-        if (t == LORA_UP) {
+        if (t == LORA_UP && glu_gated(&a->glu)) {
             item.n_row /= 2;
             item.rows = a->glu.interleaved ? GGUF_ROWS_EVEN : GGUF_ROWS_ALL;
             add_rows(list, item, "ffn_gate_exps", bias);
@@ -310,11 +345,12 @@ static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, 
     const struct attn_arch *h = arch_attn(a, l);
     struct product p[LAYER_PRODUCTS];
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
-    VECTOR(list, l, attn_norm, a->d_model, "attn_norm", ".weight");
-    VECTOR(list, l, ffn_norm, a->d_model, family_of(a)->ffn_norm, ".weight");
+    if (a->mixer[l]) VECTOR(list, l, attn_norm, a->d_model, "attn_norm", ".weight");
+    if (a->ffn[l]) VECTOR(list, l, ffn_norm, a->d_model, family_of(a)->ffn_norm, ".weight");
     const bool conv = a->mixer[l] == &mixer_shortconv;
     if (conv) add_conv(list, l, a);
     if (a->mixer[l] == &mixer_deltanet) add_delta(list, l, a);
+    if (a->mixer[l] == &mixer_mamba) add_mamba(list, l, a);
     if (a->qk_norm != QK_NORM_NONE && a->mixer[l] == &mixer_attention) {
         VECTOR(list, l, attention.q_norm, (whole ? h->n_head : 1) * h->head_dim, "attn_q_norm", ".weight");
         VECTOR(list, l, attention.k_norm, (whole ? h->n_kv : 1) * h->head_dim, "attn_k_norm", ".weight");

@@ -65,6 +65,7 @@ static double mscale_of(const struct rope_arch *r) { return 10 * (sqrt(r->softma
 
 static void put_rope(struct gguf_meta *m, const struct rope_arch *r)
 {
+    if (!r->width) return;
     gguf_meta_f32(m, ".rope.freq_base", r->theta);
     gguf_meta_u32(m, ".rope.dimension_count", r->width);
     if (!r->yarn) return;
@@ -83,7 +84,8 @@ static void put_experts(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".expert_count", a->n_exp);
     gguf_meta_u32(m, ".expert_used_count", a->top_k);
     gguf_meta_u32(m, ".expert_feed_forward_length", a->d_ff);
-    if (a->shared_gate) gguf_meta_u32(m, ".expert_shared_feed_forward_length", a->d_shared);
+    if (a->shared_gate || a->mamba.n_head) gguf_meta_u32(m, ".expert_shared_feed_forward_length", a->d_shared);
+    if (a->d_latent) gguf_meta_u32(m, ".moe_latent_size", a->d_latent);
     if (!router_is_sigmoid(&a->router)) return;
     gguf_meta_u32(m, ".expert_gating_func", GATING_SIGMOID);
     gguf_meta_f32(m, ".expert_weights_scale", (double)a->router.scale);
@@ -91,23 +93,31 @@ static void put_experts(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".expert_group_count", MT_MAX(a->router.n_group, 1));
     gguf_meta_u32(m, ".expert_group_used_count", MT_MAX(a->router.top_group, 1));
     gguf_meta_u32(m, ".leading_dense_block_count", n_dense);
-    gguf_meta_u32(m, ".expert_shared_count", a->d_shared / a->d_ff);
+    gguf_meta_u32(m, ".expert_shared_count", a->mamba.n_head ? 1 : a->d_shared / a->d_ff);
 }
 
-/* In llama.cpp a layer with 0 key heads is a layer with a convolution. */
-static void put_kv_heads(struct gguf_meta *m, const struct arch *a, const struct attn_arch *h)
+/* Puts a number for each layer: value where `has`, else 0; as one number if all layers have it. */
+static void put_by_layer(struct gguf_meta *m, const char *key, const struct arch *a,
+                         bool (*has)(const struct arch *a, int64_t layer), int64_t value)
 {
     int32_t *n = gguf_meta_own(m, mem_array(a->n_layer, sizeof(*n)));
     bool all = true;
     for (int64_t l = 0; l < a->n_layer; l++) {
-        n[l] = a->mixer[l] == &mixer_shortconv ? 0 : (int32_t)h->n_kv;
+        n[l] = has(a, l) ? (int32_t)value : 0;
         all = all && n[l];
     }
     if (all)
-        gguf_meta_u32(m, ".attention.head_count_kv", h->n_kv);
+        gguf_meta_u32(m, key, value);
     else
-        gguf_meta_array(m, ".attention.head_count_kv", GGUF_I32, a->n_layer, n);
-    if (a->conv.n_tap) gguf_meta_u32(m, ".shortconv.l_cache", a->conv.n_tap);
+        gguf_meta_array(m, key, GGUF_I32, a->n_layer, n);
+}
+
+static bool has_ffn(const struct arch *a, int64_t layer) { return a->ffn[layer]; }
+
+/* llama.cpp recognises layers with a convolution or a state space, and layers without a mixer, by 0 key heads. */
+static bool has_keys(const struct arch *a, int64_t layer)
+{
+    return a->mixer[layer] && a->mixer[layer] != &mixer_shortconv && a->mixer[layer] != &mixer_mamba;
 }
 
 static void put_heads(struct gguf_meta *m, const struct attn_arch *h)
@@ -146,18 +156,27 @@ static void put_delta(struct gguf_meta *m, const struct arch *a)
     gguf_meta_array(m, ".rope.dimension_sections", GGUF_I32, MT_LEN(sections), axes);
 }
 
+static void put_mamba(struct gguf_meta *m, const struct mamba_arch *a)
+{
+    gguf_meta_u32(m, ".ssm.conv_kernel", a->n_tap);
+    gguf_meta_u32(m, ".ssm.state_size", a->state);
+    gguf_meta_u32(m, ".ssm.group_count", a->n_group);
+    gguf_meta_u32(m, ".ssm.time_step_rank", a->n_head);
+    gguf_meta_u32(m, ".ssm.inner_size", a->n_head * a->head_dim);
+}
+
 static void put_sizes(struct gguf_meta *m, const struct arch *a)
 {
     const struct attn_arch *h = arch_attn(a, 0);
     gguf_meta_u32(m, ".block_count", a->n_layer);
     gguf_meta_u32(m, ".context_length", a->max_len);
     gguf_meta_u32(m, ".embedding_length", a->d_model);
-    gguf_meta_u32(m, ".feed_forward_length", a->d_dense ? a->d_dense : a->d_ff);
+    put_by_layer(m, ".feed_forward_length", a, has_ffn, a->d_dense && !a->mamba.n_head ? a->d_dense : a->d_ff);
     gguf_meta_u32(m, ".attention.head_count", h->n_head);
     if (a->mla.kv_lora) {
         put_latent(m, &a->mla);
     } else {
-        put_kv_heads(m, a, h);
+        put_by_layer(m, ".attention.head_count_kv", a, has_keys, h->n_kv);
         put_heads(m, h);
     }
     gguf_meta_f32(m, ".attention.layer_norm_rms_epsilon", (double)a->norm.eps);
@@ -165,7 +184,11 @@ static void put_sizes(struct gguf_meta *m, const struct arch *a)
     if (h->window) gguf_meta_u32(m, ".attention.sliding_window", h->window);
     put_rope(m, &a->rope[h->rope]);
     put_experts(m, a);
+    if (a->conv.n_tap) gguf_meta_u32(m, ".shortconv.l_cache", a->conv.n_tap);
     if (a->delta.shape.n_key) put_delta(m, a);
+    if (!a->mamba.n_head) return;
+    put_mamba(m, &a->mamba);
+    gguf_meta_f32(m, ".attention.layer_norm_epsilon", (double)a->norm.eps); /* required beside that of RMSNorm */
 }
 
 void gguf_meta_open(struct gguf_meta *m, const struct gguf_meta_model *model)
