@@ -10,11 +10,7 @@ import sys
 
 import mlflow
 
-GROUPS = {
-    "step": ("train", {"loss": "loss", "ce": "ce", "kl": "kl", "smooth_loss": "smooth_loss", "grad_norm": "grad_norm",
-                       "lr": "lr", "tok_s": "tokens_per_second"}),
-    "eval": ("eval", {"loss": "loss", "ce": "ce", "kl": "kl", "perplexity": "perplexity", "accuracy": "accuracy"}),
-}
+GROUPS = {"step": "train", "eval": "eval", "rollouts": "rollouts"}  # events and the first part of their names
 ID_FILE = os.path.join(os.environ["MOETRAIN_OUTPUT_DIR"], "mlflow_run")
 
 
@@ -37,8 +33,10 @@ def open_run(start):
 
 
 def values(event):
-    group, names = GROUPS[event["event"]]
-    return {f"{group}/{name}": event[key] for key, name in names.items() if event.get(key) is not None}
+    """All numbers of an event; null is not one."""
+    group = GROUPS[event["event"]]
+    return {f"{group}/{'tokens_per_second' if key == 'tok_s' else key}": value for key, value in event.items()
+            if type(value) in (int, float) and key != "step"}
 
 
 def main():

@@ -195,7 +195,7 @@ static void run_script(const char *script, const char *module, const char *stub)
              here, script);
     const char *config = process_config(more);
     if (RUN(config) || RUN(config, "--set", "train.steps=3")) fail_msg("%s", said.err);
-    assert_null(strstr(said.err, "log.command"));
+    assert_null(strstr(said.err, "warning: log.command"));
     snprintf(path, sizeof(path), "%s/calls", dir);
     process_read(path, calls, sizeof(calls));
     const char *first = strstr(calls, "[\"init\""), *second = first ? strstr(first + 1, "[\"init\"") : NULL;
@@ -213,6 +213,34 @@ static void run_script(const char *script, const char *module, const char *stub)
     assert_says(calls, "\"train/tokens_per_second\": ");
     assert_says(calls, "\"train/lr\": ");
     assert_says(calls, "[\"log\", {\"step\": 0, \"eval/loss\": ");
+    assert_says(calls, "\"train/labels\": ");
+}
+
+/* Numbers of online RL arrive too; texts, lists, null and events without numbers of a step do not. */
+static void send_rollouts(const char *script, const char *module, const char *stub)
+{
+    static const char lines[] = "{\"event\":\"start\",\"step\":0,\"model\":\"m\",\"data\":\"d\",\"device\":\"cpu\","
+                                "\"version\":\"1\",\"config\":{\"lora.r\":\"8\",\"log.name\":\"\"}}\n"
+                                "{\"event\":\"rollouts\",\"step\":0,\"reward\":0.5,\"rewards/right/mean\":0.25,"
+                                "\"completions/mean_length\":null,\"rows\":8}\n"
+                                "{\"event\":\"eval\",\"step\":2,\"eval_reward\":0.75,\"best\":true}\n"
+                                "{\"event\":\"experts\",\"step\":2,\"counts\":[[1,2]]}\n";
+    const char *dir = scratch_dir(), *here = fixture("../../configs");
+    char path[MT_PATH], command[5 * MT_PATH], calls[4096];
+    struct err err;
+    snprintf(path, sizeof(path), "%s/%s.py", dir, module);
+    assert_int_equal(file_write_atomic(path, stub, (int64_t)strlen(stub), &err), 0);
+    assert_int_equal(file_write_in(dir, "lines", lines, (int64_t)strlen(lines), &err), 0);
+    snprintf(command, sizeof(command),
+             "MOETRAIN_OUTPUT_DIR=%s MOETRAIN_RUN_NAME=x MOETRAIN_RESUMED=0 PYTHONPATH=%s CALLS=%s/calls python3 "
+             "%s/%s < %s/lines",
+             dir, dir, dir, here, script, dir);
+    assert_int_equal(system(command), 0);
+    snprintf(path, sizeof(path), "%s/calls", dir);
+    process_read(path, calls, sizeof(calls));
+    assert_says(calls, "[\"log\", {\"step\": 0, \"rollouts/reward\": 0.5, \"rollouts/rewards/right/mean\": 0.25, "
+                       "\"rollouts/rows\": 8}]\n[\"log\", {\"step\": 2, \"eval/eval_reward\": 0.75}]\n");
+    assert_null(strstr(calls, "counts"));
 }
 
 static void scripts(void **state)
@@ -224,6 +252,8 @@ static void scripts(void **state)
     }
     run_script("log_wandb.py", "wandb", wandb_stub);
     run_script("log_mlflow.py", "mlflow", mlflow_stub);
+    send_rollouts("log_wandb.py", "wandb", wandb_stub);
+    send_rollouts("log_mlflow.py", "mlflow", mlflow_stub);
 }
 
 int test_log_command(void)
