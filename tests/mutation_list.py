@@ -27,6 +27,8 @@ MUTATIONS = [
     ("data/chat/jinja/jinja_text.c", "*c <= 0xde && *c != 0xd7", "*c <= 0xde", "jinja"),
     ("data/chat/jinja/jinja_text.c", "inside = how == 'w' || how == 'c';", "inside = true;", "jinja"),
     ("data/chat/chat_named.c", "{{- ('<think></think>' + ('\\\\n' if", "{{- ('<think></think>' + ('' if", "chat_rows"),
+    ("data/tokenizer/tokenizer.c", "kind == SPLIT_SPACES && !replaces_spaces(&tok->normalizer)", "false", "tokenizer"),
+    ("data/tokenizer/split.c", '!strcmp(behavior, "MergedWithPrevious") &&', "", "tokenizer"),
     ("train/gguf/gguf_meta.c", "a->mixer[layer] != &mixer_shortconv &&", "", "gguf_model:lfm2"),
     ("train/gguf/gguf_meta.c", "&& a->mixer[layer] != &mixer_mamba", "", "gguf_model:nemotron"),
     ("train/gguf/gguf_meta.c", "!a->mamba.n_head ? a->d_dense", "true ? a->d_dense", "gguf_model:nemotron"),

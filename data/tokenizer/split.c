@@ -272,11 +272,22 @@ static int load_element(struct split *s, struct json j, bool last, struct err *e
                       type);
 }
 
+/* Gemma's pre-tokenizer. */
+static bool cuts_after_spaces(struct json j)
+{
+    const char *type = "", *behavior = "", *text = "";
+    bool invert = false;
+    return json_type(j) == JSON_OBJECT && !json_opt_str(j, "type", &type, NULL) && !strcmp(type, "Split") &&
+           !json_opt_str(j, "behavior", &behavior, NULL) && !strcmp(behavior, "MergedWithPrevious") &&
+           !json_opt_bool(j, "invert", &invert, NULL) && !invert &&
+           !json_opt_str(json_find(j, "pattern"), "String", &text, NULL) && !strcmp(text, " ");
+}
+
 static int load_all(struct split *s, struct json j, struct err *err)
 {
     const char *type;
-    if (!json_given(j)) {
-        s->kind = SPLIT_NULL;
+    if (!json_given(j) || cuts_after_spaces(j)) {
+        s->kind = json_given(j) ? SPLIT_SPACES : SPLIT_NULL;
         return 0;
     }
     if (json_get_str(j, "type", &type, err)) return -1;

@@ -142,6 +142,13 @@ static int build_added(struct tokenizer *tok, struct err *err)
     return rc;
 }
 
+static bool replaces_spaces(const struct normalizer *z)
+{
+    for (int64_t i = 0; i < z->n_steps; i++)
+        if (z->steps[i].kind == NORMALIZE_REPLACE && !strcmp(z->steps[i].from, " ")) return true;
+    return false;
+}
+
 /* Loads the pre_tokenizer, and adds the steps of Metaspace after those of the normalizer. */
 static int load_split(struct tokenizer *tok, struct json j, struct err *err)
 {
@@ -150,8 +157,10 @@ static int load_split(struct tokenizer *tok, struct json j, struct err *err)
     enum split_kind kind = split_kind(tok->split);
     if (tok->bpe.chars == (kind == SPLIT_BYTE_LEVEL))
         return json_error(j, err,
-                          tok->bpe.chars ? "byte_fallback needs Metaspace or null"
+                          tok->bpe.chars ? "byte_fallback needs Metaspace, a Split of spaces, or null"
                                          : "byte-level vocabularies need a ByteLevel");
+    if (kind == SPLIT_SPACES && !replaces_spaces(&tok->normalizer))
+        return json_error(j, err, "cuts at spaces: supported only after a normalizer that replaces spaces");
     if (kind < SPLIT_META_NEVER) return 0;
     struct normalizer_step step = {.kind = NORMALIZE_REPLACE, .from = " ", .to = SPLIT_SPACE};
     if (normalizer_add(&tok->normalizer, j, &step, err)) return -1;

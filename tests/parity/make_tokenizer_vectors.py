@@ -243,6 +243,10 @@ def main():
     chars("metaspace", None, {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False},
           [*words, "a" + SPACE + "b"])
     write_cases("metaspace", "tests/fixtures/tokenizer/metaspace.json", texts)
+    # Gemma: the normalizer leaves no space at which the pre-tokenizer could cut
+    chars("gemma", replace, {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                             "invert": False}, [*words, "\n\n", "\n\n\n"])
+    write_cases("gemma", "tests/fixtures/tokenizer/gemma.json", texts + ["a\n\nb\n", "\n" * 5, " \n \n"])
 
 
 if __name__ == "__main__":
