@@ -203,6 +203,42 @@ static void each_family(void **state)
         }
 }
 
+/* Reads a Modelfile as Ollama's documentation has it: comments, and lines "INSTRUCTION argument". Returns the number of
+ * instructions; from, adapter: their arguments, which are files beside the Modelfile. */
+static int read_modelfile(const char *dir, char from[64], char adapter[64])
+{
+    char text[2048], *rest = NULL;
+    int n = 0;
+    from[0] = adapter[0] = 0;
+    process_read(path_in(dir, "Modelfile"), text, sizeof(text));
+    assert_true(text[0] && text[strlen(text) - 1] == '\n');
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        if (line[0] == '#') continue;
+        n++;
+        if (sscanf(line, "FROM ./%63s", from) != 1 && sscanf(line, "ADAPTER ./%63s", adapter) != 1)
+            fail_msg("%s", line);
+    }
+    return n;
+}
+
+static void modelfiles(void **state)
+{
+    (void)state;
+    char from[64], adapter[64];
+    struct gguf g;
+    const char *config = config_of(case_path("case_a", ""), case_path("case_a", "eval.jsonl"));
+    const char *dir = exported(&g, config, case_path("case_a", "adapter_final"), "q8_0");
+    gguf_close(&g);
+    assert_int_equal(read_modelfile(dir, from, adapter), 1);
+    assert_true(file_exists_in(dir, from));
+    dir = path_in(scratch_dir(), "adapter");
+    if (RUN("export", config, "--to", "gguf", "--adapter", case_path("case_a", "adapter_final"), "--out", dir))
+        fail_msg("%s", said.err);
+    assert_int_equal(read_modelfile(dir, from, adapter), 2);
+    assert_string_equal(from, "MODEL.gguf"); /* the user's */
+    assert_true(file_exists_in(dir, adapter));
+}
+
 /* Models whose rows have whole blocks; a trained adapter. */
 static void each_type(void **state)
 {
@@ -595,6 +631,7 @@ int test_gguf_model(void)
         cmocka_unit_test(blocks_are_those_of_ggml),
         cmocka_unit_test(values_that_no_block_holds),
         cmocka_unit_test(each_family),
+        cmocka_unit_test(modelfiles),
         cmocka_unit_test(each_type),
         cmocka_unit_test(trained_codes),
         cmocka_unit_test(changed_files),
