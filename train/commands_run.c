@@ -28,6 +28,7 @@ struct eval_args {
     const char *adapter;
     bool base, generate;
     struct eval_generate_options answers;
+    struct eval_reward_options rewards; /* those of `answers` without --verifier */
 };
 struct plan_args {
     struct cli_common common;
@@ -85,7 +86,8 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     rc = launch_meet(&all, &place, cfg, err);
     if (!rc && all.rank == 0) config_warn_unused(cfg);
     if (!rc && eval)
-        rc = (config_is_online(cfg) ? eval_reward_run : commands_eval)(cfg, adapted ? adapter : NULL, &all, err);
+        rc = config_is_online(cfg) ? eval_reward_run(&eval->rewards, cfg, adapted ? adapter : NULL, &all, err)
+                                   : commands_eval(cfg, adapted ? adapter : NULL, &all, err);
     if (!rc && !eval) rc = loop_train(cfg, &all, &hook, err);
     if (rc < 0) return rank_error(&all, &place, err);
     if (!eval && all.rank == 0) run_summary_print(cfg, cli_program, suited.export_to, stderr);
@@ -101,12 +103,26 @@ static int do_train(const void *args, struct config *cfg, struct err *err)
 
 static int do_eval(const void *args, struct config *cfg, struct err *err)
 {
-    const struct eval_args *a = args;
+    struct eval_args a = *(const struct eval_args *)args;
+    const struct eval_generate_options *g = &a.answers;
     char adapter[MT_PATH];
-    if (!a->generate) return run_ranks(cfg, args, err);
+    a.rewards = (struct eval_reward_options){.how = {.samples = g->samples,
+                                                     .top_k = g->top_k,
+                                                     .seed = g->seed,
+                                                     .temperature = g->temperature,
+                                                     .top_p = g->top_p},
+                                             .rows = g->rows,
+                                             .output = g->output};
+    if (g->samples > 1 && g->temperature <= 0 && !g->input)
+        return err_set(err, "--samples %lld: all samples of temperature 0 are equal; set --temperature above 0",
+                       (long long)g->samples);
+    if (!a.generate || (config_is_online(cfg) && !g->verifier)) return run_ranks(cfg, &a, err);
+    if (!g->verifier)
+        return err_set(err, "--generate needs --verifier %s, or a configuration of online RL with [reward]", VERIFIERS),
+               EXIT_USAGE;
     config_without_teacher(cfg);
-    if (!a->base && adapter_dir_of(adapter, a->adapter, cfg, "--base", err)) return -1;
-    return eval_generate_run(&a->answers, a->base ? NULL : adapter, cfg, err);
+    if (!a.base && adapter_dir_of(adapter, a.adapter, cfg, "--base", err)) return -1;
+    return eval_generate_run(g, a.base ? NULL : adapter, cfg, err);
 }
 
 /* Plans with the values that `init` would choose for the data, unless --set gives them. Does not change values to make
@@ -177,7 +193,8 @@ static const struct cli_row eval_rows[] = {
     CONFIG(eval_args),
     ADAPTER(eval_args),
     BASE(eval_args),
-    FLAG(eval_args, generate, "--generate", "answer the prompts and verify the answers instead"),
+    FLAG(eval_args, generate, "--generate",
+         "answer the prompts instead, and verify the answers; in online RL without --verifier: compute their rewards"),
     OPTION(eval_args, answers.verifier, "--verifier", "NAME", VERIFIERS, NULL,
            "compares the last number, the last \\boxed{}, or JSON; regex: --pattern is found"),
     OPTION(eval_args, answers.pattern, "--pattern", "REGEX", NULL, NULL,
@@ -189,10 +206,12 @@ static const struct cli_row eval_rows[] = {
             "rows in the form of `generate --input`, with references"),
     USUALLY(eval_args, answers.reference, "--reference", "KEY", NULL, "completion, or the last answer of messages",
             "key of the reference in rows of --input"),
-    OPTION(eval_args, answers.output, "--output", "FILE", NULL, NULL, "write a line per answer to this new file"),
+    OPTION(eval_args, answers.output, "--output", "FILE", NULL, NULL,
+           "write a line per answer to this new file; without --verifier: rows of recorded rollouts"),
     OPTION(eval_args, answers.samples, "--samples", "N", "[1, 1048576]", "1", "answers to each prompt, for pass@k"),
     OPTION(eval_args, answers.tokens, "--tokens", "N", "[1, 9e15]", "512", "tokens of an answer, at most"),
-    OPTION(eval_args, answers.rows, "--rows", "N", "[0, 9e15]", "0", "only the first N rows; 0: all"),
+    OPTION(eval_args, answers.rows, "--rows", "N", "[0, 9e15]", "0",
+           "only the first N rows; 0: all, without --verifier those of an evaluation of the run"),
     OPTION(eval_args, answers.temperature, "--temperature", "T", "[0, 100]", "0", "0: the likeliest token each time"),
     OPTION(eval_args, answers.top_p, "--top-p", "P", "[1e-6, 1]", "1", "as in `generate`"),
     OPTION(eval_args, answers.top_k, "--top-k", "K", "[0, 2e9]", "0", "as in `generate`"),
@@ -200,14 +219,14 @@ static const struct cli_row eval_rows[] = {
     OVERRIDES(eval_args),
 };
 #define WITH_GENERATE(name) {CLI_NEEDS, {name, "--generate"}}
+#define WITH_VERIFIER(name) {CLI_NEEDS, {name, "--verifier"}}
 static const struct cli_rule eval_rules[] = {
     {CLI_NOT_BOTH, {"--adapter", "--base"}},
-    {CLI_NEEDS, {"--generate", "--verifier"}},
     {CLI_NEEDS, {"--reference", "--input"}},
-    WITH_GENERATE("--verifier"), WITH_GENERATE("--pattern"), WITH_GENERATE("--ignore-case"),
-    WITH_GENERATE("--tolerance"), WITH_GENERATE("--input"), WITH_GENERATE("--output"), WITH_GENERATE("--samples"),
-    WITH_GENERATE("--tokens"), WITH_GENERATE("--rows"), WITH_GENERATE("--temperature"), WITH_GENERATE("--top-p"),
-    WITH_GENERATE("--top-k"), WITH_GENERATE("--seed"),
+    WITH_GENERATE("--verifier"), WITH_GENERATE("--output"), WITH_GENERATE("--samples"), WITH_GENERATE("--rows"),
+    WITH_GENERATE("--temperature"), WITH_GENERATE("--top-p"), WITH_GENERATE("--top-k"), WITH_GENERATE("--seed"),
+    WITH_VERIFIER("--pattern"), WITH_VERIFIER("--ignore-case"), WITH_VERIFIER("--tolerance"),
+    WITH_VERIFIER("--input"), WITH_VERIFIER("--tokens"),
 };
 
 static const struct cli_row plan_rows[] = {
@@ -292,7 +311,9 @@ const struct command command_eval = {
     "--generate prints the accuracy of generated answers with its standard error, pass@k for k = 1, 2, 4 .. "
     "--samples, mean tokens and the share of answers truncated at --tokens. The reference of a held-out document is "
     "its last answer, the prompt is the text before this answer. Reasoning is not compared. train/reward/README.md "
-    "has the rules of verifiers.",
+    "has the rules of verifiers. In online RL --generate without --verifier prints the mean rewards of [reward], with "
+    "an environment of whole episodes, and pass@k of rewards that are 0 or 1. Without further options that is the "
+    "evaluation of the run.",
     ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval};
 const struct command command_plan = {
     "plan", "print memory, FLOPs and trainable parameters; loads no weights",

@@ -9,7 +9,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "tests/process.h"
-#include "train/answers/eval_score.h"
+#include "train/reward/eval_score.h"
 
 static char in[MT_PATH], out[MT_PATH], text[1 << 16];
 

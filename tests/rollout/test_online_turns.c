@@ -166,13 +166,14 @@ static void expert_parallel(void **state)
     assert_same_output(one, two, "rollouts/step-000001.jsonl");
 }
 
+/* Of the first event that begins so. */
 static double number_of(const char *config, const char *event, const char *key)
 {
     static char text[TEXT];
     char start[64];
     double value = -1;
     struct err err;
-    snprintf(start, sizeof(start), "{\"event\":\"%s\"", event);
+    snprintf(start, sizeof(start), "{\"event\":\"%s", event);
     process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
         if (strncmp(line, start, strlen(start)) != 0) continue;
@@ -358,11 +359,73 @@ static void refused_turns(void **state)
     assert_says(said.err, "step 1: the reward odd is null for every completion and has no effect: check its column");
 }
 
+static double said_number(const char *key, const char *member)
+{
+    double value = -1;
+    struct err err;
+    struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "standard output", &err);
+    assert_non_null(doc);
+    const struct json of = member ? json_find(json_root(doc), member) : json_root(doc);
+    if (json_get_f64(of, key, &value, &err)) fail_msg("%s", err.msg);
+    json_free(doc);
+    return value;
+}
+
+/* `eval` and `eval --generate` give the held-out reward of the run, of whole episodes. */
+static void held_out(void **state)
+{
+    (void)state;
+    static char first[TEXT], text[TEXT];
+    char file[MT_PATH], input[MT_PATH];
+    int n_line = 0;
+    const char *run = config_of("three", "[reward]\nwon = regex pattern=e\n"), *const last = "eval\",\"step\":3,";
+    if (RUN(SETS(run))) fail_msg("%s", said.err);
+    for (int i = 0; i < 3; i++) {
+        if (i == 0   ? RUN("eval", SETS(run))
+            : i == 1 ? RUN("eval", SETS(run, "--generate"))
+                     : RUN("eval", SETS(run, "--generate", "--seed", "5", "--set", "parallel.cpu_ranks=2")))
+            fail_msg("%s", said.err);
+        if (!i) snprintf(first, sizeof(first), "%s", said.out);
+        assert_string_equal(said.out, first);
+    }
+    assert_true(said_number("reward", NULL) == number_of(run, last, "eval_reward"));
+    assert_true(said_number("environment/turns/mean", NULL) == number_of(run, last, "eval_environment/turns/mean"));
+    assert_true(said_number("environment/turns/mean", NULL) > 1);
+    assert_true(said_number("1", "rewards/won/pass_at") == said_number("rewards/won/mean", NULL));
+    assert_null(strstr(said.out, "rewards/game/pass_at")); /* its values are other numbers */
+    snprintf(file, sizeof(file), "%s/episodes.jsonl", scratch_dir());
+    if (RUN("eval", SETS(run, "--generate", "--samples", "3", "--temperature", "1", "--rows", "5", "--output", file)))
+        fail_msg("%s", said.err);
+    assert_true(said_number("prompts", NULL) == 5 && said_number("samples", NULL) == 15);
+    assert_true(said_number("3", "rewards/won/pass_at") >= said_number("1", "rewards/won/pass_at"));
+    assert_close(said_number("1", "rewards/won/pass_at"), said_number("rewards/won/mean", NULL), 1e-12);
+    snprintf(first, sizeof(first), "%s", said.out);
+    process_read(file, text, sizeof(text));
+    for (const char *c = text; (c = strchr(c, '\n')); c++) n_line++;
+    assert_int_equal(n_line, 15);
+    assert_says(text, "\"mask\": [1");
+    assert_says(text, "\"environment_reward\": ");
+    assert_int_equal(RUN("eval", SETS(run, "--generate", "--output", file)), 1); /* it exists */
+    if (RUN("eval", SETS(run, "--generate", "--samples", "3", "--temperature", "1", "--rows", "5", "--seed", "1")))
+        fail_msg("%s", said.err);
+    assert_string_not_equal(said.out, first);
+    snprintf(input, sizeof(input), "%s/plain.jsonl", scratch_dir());
+    static const char row[] = "{\"prompt\": \"The cat\", \"answer\": \"a\"}\n";
+    struct err err;
+    if (file_write_atomic(input, row, sizeof(row) - 1, &err)) fail_msg("%s", err.msg);
+    if (RUN("eval",
+            SETS(run, "--generate", "--verifier", "exact", "--tokens", "2", "--input", input, "--reference", "answer")))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "environment.command has no effect with --verifier");
+    assert_int_equal(RUN("eval", SETS(run, "--generate", "--tokens", "2")), 2);
+    assert_says(said.err, "--tokens needs --verifier");
+}
+
 int test_online_turns(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks), cmocka_unit_test(expert_parallel),
-                                       cmocka_unit_test(turns_continue),  cmocka_unit_test(offline),
-                                       cmocka_unit_test(harmony),         cmocka_unit_test(limits),
-                                       cmocka_unit_test(failures),        cmocka_unit_test(refused_turns)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kills_and_ranks), cmocka_unit_test(expert_parallel), cmocka_unit_test(turns_continue),
+        cmocka_unit_test(offline),         cmocka_unit_test(harmony),         cmocka_unit_test(limits),
+        cmocka_unit_test(failures),        cmocka_unit_test(refused_turns),   cmocka_unit_test(held_out)};
     return cmocka_run_group_tests_name("online_turns", tests, NULL, NULL);
 }

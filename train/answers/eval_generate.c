@@ -8,14 +8,14 @@
 #include <unistd.h>
 
 #include "data/file/file.h"
-#include "train/answers/eval_score.h"
+#include "train/reward/eval_score.h"
 #include "train/answers/questions.h"
 #include "train/generate/engine_work.h"
 #include "train/reward/verify.h"
 #include "train/models/message.h"
 #include "train/state/stop.h"
 
-enum { AHEAD = 2 /* rows in the engine for each of its sequences */, MOST_K = 24 };
+enum { AHEAD = 2 /* rows in the engine for each of its sequences */ };
 
 struct eval_generate {
     const struct eval_generate_options *o;
@@ -74,8 +74,8 @@ static void judge(void *user, const struct sample *s)
             .content = {content->text, content->size}, .whole = {s->text, s->text_size}, .think_open = q->opened};
         const enum verdict v =
             verifier_judge(&g->verifier, &answer, (struct verify_text){q->reference, q->reference_size});
-        q->n_right += v == VERDICT_RIGHT;
-        q->n_none += v == VERDICT_NONE;
+        q->score.n_right += v == VERDICT_RIGHT;
+        q->score.n_none += v == VERDICT_NONE;
         g->n_right += v == VERDICT_RIGHT;
         g->n_none += v == VERDICT_NONE;
         g->n_tok += s->n;
@@ -83,14 +83,14 @@ static void judge(void *user, const struct sample *s)
         if (g->fd >= 0) put_line(q, s, content, v);
     }
     g->n_sample++;
-    g->n_left -= ++q->n_done == q->r.q.n;
+    g->n_left -= ++q->score.n == q->r.q.n;
 }
 
 static int write_rows(struct eval_generate *g, struct err *err)
 {
     for (; g->n_written < g->qs.n && g->fd >= 0; g->n_written++) {
         struct question *q = &g->qs.items[g->n_written];
-        if (q->n_done < q->r.q.n) break;
+        if (q->score.n < q->r.q.n) break;
         for (int64_t at = 0, n; at < q->line.size; at += n) {
             n = write(g->fd, q->line.text + at, (size_t)(q->line.size - at));
             if (n < 0 && errno != EINTR) return err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno));
@@ -140,40 +140,17 @@ static int answer_all(struct eval_generate *g, struct err *err)
 
 /* ---- results ---- */
 
-/* pass@k for k = 1, 2, 4, ... and for k = the number of samples, over all rows with a verdict. */
-static void put_pass(struct json_out *o, const struct eval_generate *g)
-{
-    int64_t least = INT64_MAX, k = 1;
-    for (int64_t i = 0; i < g->qs.n; i++) least = MT_MIN(least, g->qs.items[i].r.q.n);
-    json_out_open(o, "pass_at", '{');
-    for (int i = 0; i < MOST_K; i++) {
-        double sum = 0;
-        int64_t n = 0;
-        char name[24];
-        for (int64_t r = 0; r < g->qs.n; r++) {
-            const struct question *q = &g->qs.items[r];
-            if (q->n_none) continue;
-            sum += pass_at(q->n_done, q->n_right, k);
-            n++;
-        }
-        snprintf(name, sizeof(name), "%lld", (long long)k);
-        json_out_f64(o, name, sum / (double)n);
-        if (k == least) break;
-        k = MT_MIN(2 * k, least);
-    }
-    json_out_close(o, '}');
-}
-
 static void report(struct eval_generate *g, const char *adapter)
 {
     struct eval_score score = {.n = 0};
     struct json_out o = {0};
+    struct eval_row *rows = mem_array(MT_MAX(g->qs.n, 1), sizeof(*rows));
     int64_t no_reference = 0;
     char error_text[64] = "";
     for (int64_t i = 0; i < g->qs.n; i++) {
-        const struct question *q = &g->qs.items[i];
-        no_reference += q->n_none > 0;
-        if (!q->n_none) eval_score_add(&score, q->n_done, q->n_right);
+        rows[i] = g->qs.items[i].score;
+        no_reference += rows[i].n_none > 0;
+        if (!rows[i].n_none) eval_score_add(&score, rows[i].n, rows[i].n_right);
     }
     const double mean = eval_score_mean(&score), error = eval_score_error(&score);
     const double tokens = (double)g->n_tok / (double)g->n_sample, cut = (double)g->n_cut / (double)g->n_sample;
@@ -186,7 +163,7 @@ static void report(struct eval_generate *g, const char *adapter)
     json_out_i64(&o, "samples", g->n_sample);
     json_out_f64(&o, "accuracy", mean);
     json_out_f64(&o, "standard_error", error);
-    put_pass(&o, g);
+    eval_score_put_pass(&o, "pass_at", rows, g->qs.n);
     json_out_f64(&o, "mean_tokens", tokens);
     json_out_f64(&o, "cut", cut);
     json_out_close(&o, '}');
@@ -201,6 +178,7 @@ static void report(struct eval_generate *g, const char *adapter)
              (long long)score.n, str_plural(score.n), tokens, 100 * cut);
     printf("%.*s\n", (int)o.size, o.text);
     json_out_free(&o);
+    mem_free(rows);
 }
 
 /* ---- opening ---- */
@@ -228,9 +206,6 @@ static int open_questions(struct eval_generate *g, struct err *err)
     d.params.top_k = o->top_k;
     d.params.max_tokens = o->tokens;
     if (sample_params_check(&d.params, err)) return err_prefix(err, "--temperature, --top-p, --top-k");
-    if (o->samples > 1 && o->temperature <= 0 && !o->input)
-        return err_set(err, "--samples %lld: all samples of temperature 0 are equal; set --temperature above 0",
-                       (long long)o->samples);
     if (o->input)
         return run_open_tokenizer(&g->run, &opt, NULL, err) ||
                        questions_read(&g->qs, &g->run, o->input, o->reference, &d, most, err)
@@ -238,7 +213,7 @@ static int open_questions(struct eval_generate *g, struct err *err)
                    : 0;
     if (g->cfg->data.prompts)
         return err_set(err, "data.eval has prompts of online RL: name their file by --input FILE and the key of the "
-                            "right answer by --reference KEY, or leave out --generate for the held-out reward");
+                            "right answer by --reference KEY, or leave out --verifier for the rewards of [reward]");
     if (run_open_data(&g->run, false, err)) return -1;
     if (!g->run.eval.n_docs)
         return err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train, or --input");
@@ -272,6 +247,9 @@ static int open_output(struct eval_generate *g, struct err *err)
 static int open_all(struct eval_generate *g, const char *adapter, struct err *err)
 {
     struct run *r = &g->run;
+    if (g->cfg->environment.command[0])
+        log_warn("environment.command has no effect with --verifier: the model answers once; leave out --verifier for "
+                 "the rewards of whole completions");
     if (open_verifier(g, err) || run_open_headers(r, g->cfg, err) || open_questions(g, err) ||
         check_references(g, err) || open_output(g, err))
         return -1;

@@ -3,6 +3,7 @@
 #define MT_QUESTIONS_H
 
 #include "train/generate/row_request.h"
+#include "train/reward/eval_score.h"
 
 struct question {
     struct row_request r;
@@ -11,7 +12,7 @@ struct question {
     bool opened; /* the prompt ends with <think> */
     void *owner; /* of the callbacks */
     /* results */
-    int64_t n_done, n_right, n_none;
+    struct eval_row score;
     struct text_buf line; /* lines for --output: the samples of the question, in the order in which they ended */
 };
 struct questions {

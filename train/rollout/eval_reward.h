@@ -4,9 +4,16 @@
 
 #include "kernels/comm/comm.h"
 #include "train/config/config.h"
+#include "train/rollout/online_eval.h"
 
-/* Runs the evaluation of a training run (online_eval.h) with this adapter, or if NULL with the base model. Prints a
- * line of JSON. All ranks call it. */
-int eval_reward_run(const struct config *cfg, const char *adapter, struct comm *all, struct err *err) MT_CHECK;
+struct eval_reward_options {
+    struct online_eval_options how;
+    int64_t rows;       /* the first ones; 0: as many as an evaluation of the run */
+    const char *output; /* NULL: none; a new file of the completions, as rows of recorded rollouts */
+};
+/* The usual options run the evaluation of a training run (online_eval.h) with this adapter, or if NULL with the base
+ * model. Prints a line of JSON. All ranks call it. */
+int eval_reward_run(const struct eval_reward_options *o, const struct config *cfg, const char *adapter,
+                    struct comm *all, struct err *err) MT_CHECK;
 
 #endif

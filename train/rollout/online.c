@@ -219,6 +219,8 @@ static int take_rows(struct online *o, const struct choice *c, struct err *err)
         memcpy(values + i * n_reward, s->values, (size_t)n_reward * sizeof(*values));
     }
     if (!rc) rollout_stats_of(&o->stats, &o->rows, o->set.n_sample, values, n_reward);
+    o->stats.n_lost = o->n_lost;
+    o->stats.n_unfit = o->n_unfit;
     if (!rc && o->run->cfg->reward.combine == CFG_COMBINE_NORMALIZE) {
         double *weights = mem_array(n_reward, sizeof(*weights));
         for (int64_t k = 0; k < n_reward; k++) weights[k] = rewards_weight(o->rewards, k);

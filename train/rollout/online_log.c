@@ -18,9 +18,14 @@ void online_log_stats(struct json_out *out, const struct online *o, const struct
                 {"completions/mean_terminated_length", s->ended_length},
                 {"completions/min_terminated_length", s->ended_shortest},
                 {"completions/max_terminated_length", s->ended_longest},
-                {"completions/clipped_ratio", s->cut}};
+                {"completions/clipped_ratio", s->cut},
+                {"environment/turns/mean", s->turns},
+                {"environment/turns/max", s->most_turns},
+                {"environment/lost", (double)s->n_lost},
+                {"environment/unfit", (double)s->n_unfit}};
+    const int n = o->run->cfg->environment.command[0] ? MT_LEN(rows) : MT_LEN(rows) - 4;
     char name[160];
-    for (int i = 0; i < MT_LEN(rows); i++) {
+    for (int i = 0; i < n; i++) {
         snprintf(name, sizeof(name), "%s%s", prefix, rows[i].name);
         json_out_f64(out, name, rows[i].value);
     }
@@ -30,14 +35,6 @@ void online_log_stats(struct json_out *out, const struct online *o, const struct
         snprintf(name, sizeof(name), "%srewards/%s/std", prefix, rewards_name(o->rewards, i));
         json_out_f64(out, name, s->std[i]);
     }
-}
-
-static void put_environment(struct json_out *out, const struct online *o)
-{
-    json_out_f64(out, "environment/turns/mean", o->stats.turns);
-    json_out_f64(out, "environment/turns/max", o->stats.most_turns);
-    json_out_i64(out, "environment/lost", o->n_lost);
-    json_out_i64(out, "environment/unfit", o->n_unfit);
 }
 
 void online_log_batch(struct metrics *m, const struct online *o, const struct online_proof *p)
@@ -58,7 +55,6 @@ void online_log_batch(struct metrics *m, const struct online *o, const struct on
     json_out_f64(&out, "frac_reward_zero_std", s->zero_std);
     json_out_i64(&out, "rows", s->n);
     json_out_i64(&out, "num_tokens", s->n_tok);
-    if (o->run->cfg->environment.command[0]) put_environment(&out, o);
     json_out_i64(&out, "rounds", o->n_round);
     json_out_i64(&out, "groups_replaced", o->n_flat);
     json_out_f64(&out, "sampling/own_logp_difference/mean", p->mean);

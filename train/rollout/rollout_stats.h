@@ -14,6 +14,7 @@ struct rollout_stats {
     double length, shortest, longest;                   /* tokens of completions */
     double ended_length, ended_shortest, ended_longest; /* of those with an end token; NaN: none */
     double turns, most_turns;                           /* runs of tokens that the model wrote, of a row */
+    int64_t n_lost, n_unfit;                            /* as in struct round; the caller sets them */
     double cut;                                         /* share of rows without an end token */
 };
 /* values [n, n_reward]; NaN: null. The n_group rows of a group are adjacent. */
