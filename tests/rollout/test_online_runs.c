@@ -211,6 +211,46 @@ static void stopped_while_waiting(void **state)
     if (RUN(SETS(config, "--set", "train.steps=1"))) fail_msg("%s", said.err);
 }
 
+/* Null rewards are counted. Where every completion is truncated, a message names that and no program. */
+static void nulls_and_truncation(void **state)
+{
+    (void)state;
+    char program[MT_PATH + 64];
+    snprintf(program, sizeof(program), "reward.p=command python3 -S \"%s\" null 12",
+             fixture("../generate/reward_program.py"));
+    const char *some = config_of("");
+    if (RUN(SETS(some, "--set", "reward.NAME=", "--set", program, "--set", "eval.every=1", "--set", "train.steps=2")))
+        fail_msg("%s", said.err);
+    assert_says(said.out, ", 1 without a reward), ");
+    assert_true(number_of(some, "rollouts", 1, "reward_null") == 1);
+    assert_true(number_of(some, "rollouts", 1, "rewards/p/null") == 1);
+    assert_true(number_of(some, "rollouts", 2, "reward_null") == 0);
+    assert_true(number_of(some, "eval", 1, "eval_reward_null") == 0);
+#define CUT "objective.max_completion_length=1", "--set", "train.steps=1", "--set", "objective.mask_truncated="
+    if (RUN(SETS(config_of(""), "--set", CUT "true"))) fail_msg("%s", said.err);
+    assert_says(said.err, "step 1: every completion was truncated, so none has loss (objective.mask_truncated): raise "
+                          "objective.max_completion_length");
+    if (RUN(SETS(config_of(""), "--set", CUT "false", "--set", "reward.none=last_number reference=absent")))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "step 1: every completion was truncated; that may be why the reward none is null for all of "
+                          "them: raise objective.max_completion_length");
+    assert_null(strstr(said.err, "its program"));
+}
+
+/* The message of eval.patience names rewards. */
+static void patience(void **state)
+{
+    (void)state;
+    static char page[TEXT];
+    const char *config = config_of("");
+    if (RUN(SETS(config, "--set", "reward.NAME=", "--set", "reward.same=regex pattern=^", "--set", "eval.every=1",
+                 "--set", "eval.patience=1")))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "the last 1 evaluations had no higher reward than 1.0000 of step 0");
+    process_read(process_output(config, "report.html"), page, sizeof(page));
+    assert_says(page, "no higher held-out reward for 1 evaluation");
+}
+
 static void refused(void **state)
 {
     (void)state;
@@ -235,6 +275,8 @@ int test_online_runs(void)
                                        cmocka_unit_test(commands_after_a_run),
                                        cmocka_unit_test(sampler_is_compared),
                                        cmocka_unit_test(stopped_while_waiting),
+                                       cmocka_unit_test(nulls_and_truncation),
+                                       cmocka_unit_test(patience),
                                        cmocka_unit_test(refused)};
     return cmocka_run_group_tests_name("online_runs", tests, NULL, NULL);
 }

@@ -185,7 +185,9 @@ const char *history_stop(const struct history *h, char text[80])
     text[0] = 0;
     if (h->n_worse)
         snprintf(text, 80, "stopped early: no %s for %lld evaluation%s",
-                 h->start.by_accuracy ? "higher held-out accuracy" : "lower held-out loss", (long long)h->n_worse,
-                 str_plural(h->n_worse));
+                 h->rollouts.eval_reward.n ? "higher held-out reward"
+                 : h->start.by_accuracy    ? "higher held-out accuracy"
+                                           : "lower held-out loss",
+                 (long long)h->n_worse, str_plural(h->n_worse));
     return text;
 }

@@ -180,6 +180,7 @@ void history_rollouts_add(struct history_rollouts *h, struct json event, double 
     series_push(&h->cut, number(event, "completions/clipped_ratio"));
     series_push(&h->tok_s, number(event, "sampling/tok_s"));
     series_push(&h->difference, number(event, "sampling/own_logp_difference/mean"));
+    series_push(&h->turns, number(event, "environment/turns/mean"));
 }
 
 bool history_rollouts_add_eval(struct history_rollouts *h, struct json event, double step)
@@ -188,6 +189,7 @@ bool history_rollouts_add_eval(struct history_rollouts *h, struct json event, do
     series_push(&h->eval_step, step);
     series_push(&h->eval_reward, number(event, "eval_reward"));
     series_push(&h->eval_length, number(event, "eval_completions/mean_length"));
+    series_push(&h->eval_turns, number(event, "eval_environment/turns/mean"));
     return true;
 }
 
@@ -201,8 +203,8 @@ int64_t history_rollouts_best(const struct history_rollouts *h)
 
 void history_rollouts_free(struct history_rollouts *h)
 {
-    struct series *all[] = {&h->step,  &h->reward,     &h->flat,      &h->length,      &h->cut,
-                            &h->tok_s, &h->difference, &h->eval_step, &h->eval_reward, &h->eval_length};
+    struct series *all[] = {&h->step,       &h->reward,    &h->flat,        &h->length,      &h->cut,   &h->tok_s,
+                            &h->difference, &h->eval_step, &h->eval_reward, &h->eval_length, &h->turns, &h->eval_turns};
     for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
     *h = (struct history_rollouts){.step = {0}};
 }

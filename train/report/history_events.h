@@ -36,9 +36,9 @@ void history_profile_free(struct history_profile *p);
 
 /* Of online RL. NaN: not known. */
 struct history_rollouts {
-    struct series step, reward, flat, length, cut, tok_s, difference; /* of events `rollouts` */
-    struct series eval_step, eval_reward, eval_length;                /* of evaluations by reward */
-    int64_t first_eval;                                               /* as in struct history */
+    struct series step, reward, flat, length, cut, tok_s, difference, turns; /* of events `rollouts` */
+    struct series eval_step, eval_reward, eval_length, eval_turns;           /* of evaluations by reward */
+    int64_t first_eval;                                                      /* as in struct history */
 };
 void history_rollouts_add(struct history_rollouts *h, struct json event, double step);
 /* False: the evaluation has no reward. */

@@ -162,27 +162,22 @@ static void write_curve(FILE *out, const struct history_rollouts *h, const struc
     fputs("</section>\n", out);
 }
 
-static void write_curves(FILE *out, const struct history_rollouts *h, const struct curve *c, int n)
-{
-    fputs("<div class=\"three\">\n", out);
-    for (int i = 0; i < n; i++) write_curve(out, h, &c[i]);
-    fputs("</div>\n", out);
-}
-
 static void write_rollouts(FILE *out, const struct history_rollouts *h)
 {
-    const struct curve first[] = {{"Reward", "mean of the rows", &h->reward, &h->eval_reward, false},
-                                  {"Groups of equal rewards", "share", &h->flat, NULL, true},
-                                  {"Length", "tokens of a completion", &h->length, &h->eval_length, true}};
-    const struct curve second[] = {{"Cut", "share without an end token", &h->cut, NULL, true},
+    const struct curve curves[] = {{"Reward", "mean of the rows", &h->reward, &h->eval_reward, false},
+                                   {"Length", "tokens of a completion", &h->length, &h->eval_length, true},
+                                   {"Turns", "of a completion", &h->turns, &h->eval_turns, true},
+                                   {"Groups of equal rewards", "share", &h->flat, NULL, true},
+                                   {"Cut", "share without an end token", &h->cut, NULL, true},
                                    {"Sampling", "tokens per second", &h->tok_s, NULL, true},
                                    {"Sampler to trainer", "nats, mean", &h->difference, NULL, true}};
     if (!h->step.n) return;
     fputs("<h2>Rollouts <small class=\"key ka\">train</small>", out);
     if (h->eval_step.n) fputs("<small class=\"key kb\">held out</small>", out);
     fputs("</h2>\n", out);
-    write_curves(out, h, first, 3);
-    write_curves(out, h, second, 3);
+    fputs("<div class=\"three\">\n", out);
+    for (int i = 0; i < MT_LEN(curves); i++) write_curve(out, h, &curves[i]);
+    fputs("</div>\n", out);
     if (!h->eval_step.n) return;
     fputs("<div class=\"table\"><table><tr><th>step<th>held-out reward<th>tokens<th></tr>\n", out);
     const int64_t best = history_rollouts_best(h);

@@ -193,17 +193,6 @@ static const struct round_sample *sample_at(const struct online *o, const struct
     return &c->of[row / n].round->samples[c->of[row / n].prompt * n + row % n];
 }
 
-/* Warns if a reward is null for all completions, for example because a column is misspelt, a program does not run, or
- * episodes of an environment never end. */
-static void warn_of_nulls(const struct online *o)
-{
-    for (int64_t i = 0; i < rewards_count(o->rewards) && !o->run->par.all->rank; i++)
-        if (isnan(o->stats.mean[i]))
-            log_warn("step %lld: the reward %s is null for every completion and has no effect: check its column, its "
-                     "program, or whether episodes end",
-                     (long long)o->first + 1, rewards_name(o->rewards, i));
-}
-
 /* Reads the rows into memory and computes their statistics for the log. */
 static int take_rows(struct online *o, const struct choice *c, struct err *err)
 {
@@ -228,7 +217,6 @@ static int take_rows(struct online *o, const struct choice *c, struct err *err)
         mem_free(weights);
     }
     mem_free(values);
-    if (!rc) warn_of_nulls(o);
     return rc;
 }
 

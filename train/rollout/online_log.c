@@ -34,7 +34,43 @@ void online_log_stats(struct json_out *out, const struct online *o, const struct
         json_out_f64(out, name, s->mean[i]);
         snprintf(name, sizeof(name), "%srewards/%s/std", prefix, rewards_name(o->rewards, i));
         json_out_f64(out, name, s->std[i]);
+        snprintf(name, sizeof(name), "%srewards/%s/null", prefix, rewards_name(o->rewards, i));
+        json_out_i64(out, name, s->nulls[i]);
     }
+    snprintf(name, sizeof(name), "%sreward_null", prefix);
+    json_out_i64(out, name, s->n_null);
+}
+
+/* All completions are truncated. */
+static void warn_of_truncation(const struct config *c, const char *where, const char *null)
+{
+    const bool fewer = c->environment.command[0] && c->environment.tokens &&
+                       c->environment.tokens < c->objective.max_completion_length;
+    log_warn("%s: every completion was truncated%s%s%s%s: raise %s", where,
+             c->objective.mask_truncated ? ", so none has loss (objective.mask_truncated)" : "",
+             *null ? "; that may be why the reward " : "", null, *null ? " is null for all of them" : "",
+             fewer ? "environment.tokens" : "objective.max_completion_length");
+}
+
+void online_log_warn(const struct online *o, const struct rollout_stats *s, const char *where)
+{
+    const bool cut = s->n_cut == s->n;
+    for (int64_t i = 0; i < s->n_reward; i++) {
+        if (s->nulls[i] < s->n) continue;
+        if (cut) return warn_of_truncation(o->run->cfg, where, rewards_name(o->rewards, i));
+        log_warn("%s: the reward %s is null for every completion and has no effect: check its column, its program, or "
+                 "whether episodes end",
+                 where, rewards_name(o->rewards, i));
+    }
+    if (cut && o->run->cfg->objective.mask_truncated) warn_of_truncation(o->run->cfg, where, "");
+}
+
+/* ", 3 without a reward"; "": all have one. */
+static const char *nulls_text(char out[48], const struct rollout_stats *s)
+{
+    out[0] = 0;
+    if (s->n_null) snprintf(out, 48, ", %lld without a reward", (long long)s->n_null);
+    return out;
 }
 
 void online_log_batch(struct metrics *m, const struct online *o, const struct online_proof *p)
@@ -42,12 +78,13 @@ void online_log_batch(struct metrics *m, const struct online *o, const struct on
     const struct rollout_stats *s = &o->stats;
     const double tok_s = o->sample_tok / fmax(o->sample_ms / 1e3, 1e-9);
     struct json_out out = {0};
-    char speed[32];
+    char speed[32], where[32], nulls[48];
     metrics_end_line(m);
-    printf("rollouts of step %lld: reward %.4f (std %.3f), %.0f%% of groups with equal rewards, %.0f tokens (%.1f%% "
-           "truncated), sampled "
-           "%s tok/s, |d logp| %.2g\n",
-           (long long)o->first + 1, f64_for_4f(s->reward), f64_unsigned_nan(s->reward_std), 100 * s->zero_std,
+    snprintf(where, sizeof(where), "step %lld", (long long)o->first + 1);
+    online_log_warn(o, s, where);
+    printf("rollouts of %s: reward %.4f (std %.3f%s), %.0f%% of groups with equal rewards, %.0f tokens (%.1f%% "
+           "truncated), sampled %s tok/s, |d logp| %.2g\n",
+           where, f64_for_4f(s->reward), f64_unsigned_nan(s->reward_std), nulls_text(nulls, s), 100 * s->zero_std,
            s->length, 100 * s->cut, str_count(speed, (int64_t)tok_s), f64_unsigned_nan(p->mean));
     fflush(stdout);
     metrics_event_open(&out, "rollouts", o->first + 1);
@@ -73,11 +110,14 @@ void online_log_eval(struct metrics *m, const struct online *o, const struct onl
 {
     const struct rollout_stats *s = &e->stats;
     struct json_out out = {0};
-    char text[32];
+    char text[48];
     if (m->run_steps > 0) m->eval_ms += e->ms;
     metrics_end_line(m);
-    printf("eval at step %lld: reward %.4f  (%lld prompt%s, %.0f tokens each, %.1f%% truncated)%s\n", (long long)step,
-           f64_for_4f(s->reward), (long long)s->n, str_plural(s->n), s->length, 100 * s->cut, best ? ", best" : "");
+    snprintf(text, sizeof(text), "eval at step %lld", (long long)step);
+    online_log_warn(o, s, text);
+    printf("%s: ", text);
+    printf("reward %.4f  (%lld prompt%s%s, %.0f tokens each, %.1f%% truncated)%s\n", f64_for_4f(s->reward),
+           (long long)s->n, str_plural(s->n), nulls_text(text, s), s->length, 100 * s->cut, best ? ", best" : "");
     fflush(stdout);
     metrics_event_open(&out, "eval", step);
     online_log_stats(&out, o, s, "eval_");

@@ -8,9 +8,11 @@
 
 /* Appends rewards and lengths as members of an event. prefix: put before their names. */
 void online_log_stats(struct json_out *out, const struct online *o, const struct rollout_stats *s, const char *prefix);
-/* The event `rollouts` and a line. */
+/* Warns if every completion is truncated, and of rewards that are null for all of them. where: "step 3". */
+void online_log_warn(const struct online *o, const struct rollout_stats *s, const char *where);
+/* The event `rollouts`, a line and warnings. */
 void online_log_batch(struct metrics *m, const struct online *o, const struct online_proof *p);
-/* Writes the event `eval` and a log line. best: the reward is the highest so far. */
+/* Writes the event `eval`, a log line and warnings. best: the reward is the highest so far. */
 void online_log_eval(struct metrics *m, const struct online *o, const struct online_eval *e, int64_t step, bool best,
                      uint64_t held_out);
 

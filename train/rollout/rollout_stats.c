@@ -56,10 +56,12 @@ void rollout_stats_of(struct rollout_stats *s, const struct rollouts *rows, int6
     const struct moments all = moments_of(rows->reward, rows->n, 1);
     s->reward = all.mean;
     s->reward_std = all.std;
+    s->n_null = rows->n - all.n;
     for (int64_t i = 0; i < n_reward; i++) {
         const struct moments one = moments_of(values + i, rows->n, n_reward);
         s->mean[i] = one.mean;
         s->std[i] = one.std;
+        s->nulls[i] = rows->n - one.n;
     }
     for (int64_t i = 0; i < rows->n; i += n_group) n_flat += rollout_is_flat(rows->reward + i, n_group);
     s->zero_std = (double)(n_flat * n_group) / (double)rows->n;

@@ -10,6 +10,7 @@ struct rollout_stats {
     double reward, reward_std;                    /* of all rows that have one; std divides by n - 1 */
     double mean[REWARDS_MOST], std[REWARDS_MOST]; /* of each reward */
     int64_t n_reward;
+    int64_t n_null, nulls[REWARDS_MOST];                /* rows without any reward; rows without this one */
     double zero_std;                                    /* share of groups whose rewards are all equal, or null */
     double length, shortest, longest;                   /* tokens of completions */
     double ended_length, ended_shortest, ended_longest; /* of those with an end token; NaN: none */

@@ -176,10 +176,12 @@ void saves_tell_continuation(const struct training *t)
 static void tell_of_patience(const struct training *t)
 {
     const struct train_state *s = &t->state;
-    char loss[64] = "finite loss";
-    if (isfinite(s->best_loss) && t->run.cfg->eval.best == CFG_BEST_ACCURACY)
-        snprintf(loss, sizeof(loss), "higher accuracy than %.4f of step %lld", 1 - s->best_loss,
-                 (long long)s->best_step);
+    const bool online = config_is_online(t->run.cfg);
+    char loss[64];
+    snprintf(loss, sizeof(loss), "finite %s", online ? "reward" : "loss");
+    if (isfinite(s->best_loss) && (online || t->run.cfg->eval.best == CFG_BEST_ACCURACY))
+        snprintf(loss, sizeof(loss), "higher %s than %.4f of step %lld", online ? "reward" : "accuracy",
+                 1 - s->best_loss, (long long)s->best_step);
     else if (isfinite(s->best_loss))
         snprintf(loss, sizeof(loss), "lower loss than %.4f of step %lld", s->best_loss, (long long)s->best_step);
     log_info("eval.patience = %lld: the last %lld evaluations had no %s: stopped after step %lld of %lld; raise "
