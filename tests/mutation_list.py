@@ -242,6 +242,7 @@ MUTATIONS = [
      "(double)(n - right) / (double)n", "eval_generate:pass"),
     ("train/rollout/eval_reward.c", "if (!isnan(x) && x != 0 && x != 1) return false;", "",
      "online_turns:held_out"),
+    ("train/reward/program.c", "if (str_in(key, known, n)) continue;", "continue;", "reward_command:bad_answers"),
     ("train/rollout/rollout_stats.c", "s->n_null = rows->n - all.n;", "s->n_null = 0;",
      "online_runs:nulls_and_truncation"),
     ("train/rollout/online_log.c",

@@ -190,6 +190,9 @@ static void bad_replies(void **state)
         {"{\"id\": ID, \"done\": 1}", "\"done\": expected true or false"},
         {"{\"id\": ID, \"done\": true, \"reward\": \"x\"}", "\"reward\": expected a number or null"},
         {"{\"id\": ID, \"done\": true, \"reward\": NaN}", "\"reward\" is not finite"},
+        {"{\"id\": ID, \"done\": true, \"rewrd\": 1}",
+         "unknown key \"rewrd\" (did you mean \"reward\"?); the keys are id, messages, tools, done, reward"},
+        {"{\"id\": ID, \"done\": true, \"tools\": []}", "\"tools\" has no effect in the reply to a step"},
     };
     char mode[512];
     struct err err;
@@ -204,6 +207,11 @@ static void bad_replies(void **state)
         if (!strstr(err.msg, rows[i].why)) fail_msg("%s: %s", rows[i].line, err.msg);
         end(e);
     }
+    struct environment *first = begin("say 1 '{\"id\": ID, \"messages\": [], \"done\": false, \"reward\": 1}'", "");
+    if (!environment_reset(first, 0, "{\"task\": \"go\"}", &err))
+        assert_int_equal(environment_work(first, 10000, &err), -1);
+    assert_non_null(strstr(err.msg, "\"reward\" has no effect in the reply to a reset: leave it out"));
+    end(first);
     config_defaults(&cfg);
     assert_null(environment_open(&cfg, &err));
     assert_string_equal(err.msg, "environment.command is not set");

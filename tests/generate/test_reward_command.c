@@ -231,6 +231,10 @@ static void bad_answers(void **state)
         {"{\"id\": ID, \"reward\": 1, \"metrics\": 3}", "\"metrics\": expected an object"},
         {"{\"id\": ID, \"reward\": 1, \"metrics\": {\"a\": \"b\"}}", "\"metrics\": \"a\": expected a number"},
         {"{\"id\": ID, \"reward\": 1} x", "answer"},
+        {"{\"id\": ID, \"rewrd\": 1}",
+         "unknown key \"rewrd\" (did you mean \"reward\"?); the keys are id, reward, metrics"},
+        {"{\"id\": ID, \"reward\": null, \"explanation\": 1}",
+         "unknown key \"explanation\"; the keys are id, reward, metrics"},
     };
     char mode[512];
     struct reward_results out;

@@ -110,6 +110,7 @@ static void commands(void **state)
     assert_says(said.out,
                 "length                          1     4.0000     0.0000     4.0000     4.0000       1       1\n");
     assert_says(said.err, "reward.length: last words");
+    assert_says(said.err, "it answered 1 row of step 0, the rewards of the others are null");
 }
 
 static void refused(void **state)

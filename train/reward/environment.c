@@ -130,6 +130,20 @@ static bool is_over(const struct environment *e, const struct episode *of)
     return of->n_turn >= e->turns || (e->most_ms > 0 && clock_ms() - of->began > e->most_ms);
 }
 
+/* Refuses keys that would have no effect. A program may write the keys of both kinds of replies, as null or false. */
+static int check_keys(struct json reply, bool step, struct err *err)
+{
+    static const char *const known[] = {"id", "messages", "tools", "done", "reward"};
+    const struct json done = json_find(reply, "done");
+    bool ends = false;
+    if (json_given(done) && json_bool(done, &ends, NULL)) ends = true;
+    const char *odd = ends ? "done" : json_given(json_find(reply, "reward")) ? "reward" : NULL;
+    if (step) odd = json_given(json_find(reply, "tools")) ? "tools" : NULL;
+    if (odd)
+        return err_set(err, "\"%s\" has no effect in the reply to a %s: leave it out", odd, step ? "step" : "reset");
+    return program_check_keys(reply, known, MT_LEN(known), err);
+}
+
 static int take(struct environment *e, struct json reply, struct err *err)
 {
     struct environment_reply to = {.reward = (double)NAN};
@@ -139,6 +153,7 @@ static int take(struct environment *e, struct json reply, struct err *err)
     if (!of) return err_set(err, "id %lld is of no completion that is open", (long long)to.id);
     if (!of->waits) return err_set(err, "id %lld has its reply already", (long long)to.id);
     const bool step = of->n_turn > 0;
+    if (check_keys(reply, step, err)) return -1;
     int rc = take_list(&to.messages, reply, "messages", err);
     if (!rc && !step) rc = take_list(&to.tools, reply, "tools", err);
     if (!rc && step) rc = take_end(e, &to, reply, err);

@@ -252,3 +252,20 @@ int program_reward(struct json j, bool nan_is_null, double *value, struct err *e
         return json_f64(j, value, NULL) ? err_set(err, "\"reward\" is beyond a double") : 0;
     return nan_is_null ? 0 : err_set(err, "\"reward\" is not finite: correct it, or set reward.on_nan = null");
 }
+
+int program_check_keys(struct json reply, const char *const *known, int n, struct err *err)
+{
+    const char *key;
+    struct json value;
+    char shown[80], list[256] = "";
+    for (int64_t i = 0; json_member(reply, i, &key, &value); i++) {
+        if (str_in(key, known, n)) continue;
+        const char *near = str_nearest(key, known, n);
+        for (int k = 0; k < n; k++)
+            snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", k ? ", " : "", known[k]);
+        snprintf(shown, sizeof(shown), "%.64s", key);
+        return err_set(err, "unknown key \"%s\"%s%s%s; the keys are %s", str_mask(shown),
+                       near ? " (did you mean \"" : "", near ? near : "", near ? "\"?)" : "", list);
+    }
+    return 0;
+}

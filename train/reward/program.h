@@ -46,6 +46,8 @@ void program_put_member(struct text_buf *line, const char *key, const char *json
 /* Reads a reward from the program's output: a finite number, or null, for which *value is NaN. Python's NaN and
  * Infinity are errors unless nan_is_null. */
 int program_reward(struct json j, bool nan_is_null, double *value, struct err *err) MT_CHECK;
+/* Error: the object has a key that is not in known [n]. */
+int program_check_keys(struct json reply, const char *const *known, int n, struct err *err) MT_CHECK;
 /* Sets an error with the key, `what` and the line of the program's output; returns -1. */
 int program_bad_line(const struct program *p, struct err *err, const char *text, int64_t size, const char *what);
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NOTHING_LOST "it had answered every row"
+#define NOTHING_LOST "no row was waiting for an answer"
 
 int reward_command_open(struct reward_command *c, const char *key, char *const argv[], struct err *err)
 {
@@ -64,9 +64,11 @@ static int read_metrics(struct reward_command *c, struct json metrics, struct er
 
 static int read_answer(struct reward_command *c, struct json answer, struct err *err)
 {
+    static const char *const known[] = {"id", "reward", "metrics"};
     int64_t id;
     double value;
     if (json_type(answer) != JSON_OBJECT) return err_set(err, "expected an object");
+    if (program_check_keys(answer, known, MT_LEN(known), err)) return -1;
     if (json_i64(json_find(answer, "id"), 0, INT64_MAX, &id, NULL)) return err_set(err, "it has no \"id\" of a row");
     if (id < c->first_id || id >= c->first_id + c->n)
         return err_set(err, "id %lld is of no row of step %lld", (long long)id, (long long)c->step);
@@ -93,12 +95,12 @@ static int take_line(void *user, const char *text, int64_t size, struct err *err
 
 /* ---- a step ---- */
 
-/* The rows without an answer have none. */
+/* The rows without an answer have no reward, nor have the rows of the step that are still to come. */
 static int fail(struct reward_command *c, const char *why, struct err *err)
 {
     char lost[128];
-    snprintf(lost, sizeof(lost), "%lld of %lld rewards of step %lld are null", (long long)c->n_open, (long long)c->n,
-             (long long)c->step);
+    snprintf(lost, sizeof(lost), "it answered %lld row%s of step %lld, the rewards of the others are null",
+             (long long)(c->n - c->n_open), str_plural(c->n - c->n_open), (long long)c->step);
     c->failed = true;
     c->n_missing = c->n_open;
     c->n_open = 0;
