@@ -163,6 +163,8 @@ static const struct cli_row pairs_rows[] = {
     NEEDED(pairs_options, answers, "ANSWERS.jsonl",
            "their answers in the same order: {id, text, right or reward}, as `eval --generate --output` writes"),
     {"--out", "FILE", FIELD(pairs_options, out), NULL, NULL, NULL, "the file of pairs to write", true},
+    OPTION(pairs_options, checkpoint, "--checkpoint", "DIR", NULL, NULL,
+           "leave out pairs that training with the tokenizer and chat template of DIR refuses"),
 };
 
 static const struct cli_row rewards_rows[] = {

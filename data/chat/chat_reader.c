@@ -6,6 +6,7 @@
  * shape (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
 #include "data/chat/chat_reader.h"
 
+#include <stdio.h>
 #include <string.h>
 
 const char *const chat_media[CHAT_MEDIA] = {"images", "image", "videos", "video", "audios", "audio"};
@@ -119,6 +120,25 @@ static bool has_doubt(struct chat_reader *r, struct json row, int64_t n, int64_t
 
 /* ---- parts that are not written ---- */
 
+/* If the template does not know the role of a message, adds the roles that it knows to an error, unless its text names
+ * them. Returns -1. */
+static int name_roles(const struct chat_reader *r, struct json messages, struct err *err)
+{
+    const char *names[CHAT_ROLES + CHAT_ALIASES], *role;
+    const int n = chat_rules_roles(&r->rules, names);
+    if (!err) return -1;
+    const struct err before = *err;
+    for (int64_t i = 0; i < json_count(messages) && n && !strstr(err->msg, "assistant"); i++) {
+        if (json_get_str(json_at(messages, i), "role", &role, NULL) || str_in(role, names, n)) continue;
+        char list[256] = "";
+        for (int k = 0; k < n; k++)
+            snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", k ? ", " : "", names[k]);
+        return err_set(err, "%.*s; the template knows no role \"%.40s\", only %s", (int)sizeof(before.msg) - 400,
+                       before.msg, role, list);
+    }
+    return -1;
+}
+
 /* Looks for marks in the text that ends with this message. The samples may lack a part of an earlier answer that this
  * text has: gpt-oss's template drops reasoning before a final answer. The samples also lack the messages from n on. */
 static void find_in_own_text(struct chat_reader *r, struct json marked, int64_t message, int64_t n,
@@ -149,8 +169,8 @@ static void name_lost(struct chat_reader *r, struct json row, const struct chat_
     }
     if (other && !strcmp(mark->what, "tool_calls"))
         (void)chat_dropped_calls(message, &r->why);
-    else
-        (void)chat_dropped_part(message, mark->what, &r->why);
+    else if (chat_dropped_part(message, mark->what, &r->why))
+        (void)name_roles(r, json_find(row, "messages"), &r->why);
 }
 
 /* Looks for all marks; the samples have n messages. Sets lost, and mute for answers of which nothing is written. */
@@ -219,7 +239,8 @@ static int read_plain(struct chat_reader *r, struct json row, struct json origin
                       struct err *err)
 {
     struct job again = *job;
-    if (make(&r->samples, r, row, job, err) || check(r, row, original, job, err)) return -1;
+    if (make(&r->samples, r, row, job, err)) return name_roles(r, json_find(row, "messages"), err);
+    if (check(r, row, original, job, err)) return -1;
     if (!r->lost) return 0;
     if (r->on_dropped == DROPPED_REFUSE) return err_set(err, "%s", r->why.msg);
     if (!r->samples.count || job->prompt) return 0;

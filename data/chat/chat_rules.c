@@ -34,6 +34,17 @@ const char *chat_rules_role(const struct chat_rules *rules, const char *role)
     return alias && !rules->keeps[alias - aliases] ? alias->role : role;
 }
 
+int chat_rules_roles(const struct chat_rules *rules, const char *names[CHAT_ROLES + CHAT_ALIASES])
+{
+    int n = 0;
+    if (rules->any_role) return 0;
+    for (int i = 0; i < CHAT_ROLES; i++)
+        if (rules->writes[i]) names[n++] = chat_roles[i];
+    for (int i = 0; i < MT_LEN(aliases); i++)
+        if (rules->keeps[i]) names[n++] = aliases[i].name;
+    return n;
+}
+
 #define DIGITS         "7310731"
 #define MARK           "zq" DIGITS "qz"
 #define USER           "{\"role\": \"user\", \"content\": \"Ready?\"}"
@@ -110,12 +121,14 @@ static bool writes_call(const struct chat_template *t, const char *message)
 
 void chat_rules_find(struct chat_rules *rules, const struct chat_template *t)
 {
-    const bool any = writes_role(t, "zqrole", "\"" MARK "\""); /* the template copies each role, or has a default */
+    const bool any = writes_role(t, "zqrole", "\"" MARK "\"");
     *rules = (struct chat_rules){.arguments = chat_template_arguments(t),
+                                 .any_role = any,
                                  .null_content = writes_call(t, CALL("null", FUNCTION(MARK))),
                                  .no_content = writes_call(t, CALL("\"\"", FUNCTION(MARK)))};
     for (int64_t i = 0; i < MT_LEN(aliases); i++)
         rules->keeps[i] = (aliases[i].token || !any) && writes_role(t, aliases[i].name, "\"" MARK "\"");
+    for (int64_t i = 0; i < CHAT_ROLES; i++) rules->writes[i] = any || writes_role(t, chat_roles[i], "\"" MARK "\"");
     for (int64_t i = 0; i < CHAT_ROLES; i++)
         rules->takes_parts[i] = writes_role(t, chat_roles[i], "[{\"type\": \"text\", \"text\": \"" MARK "\"}]");
     for (int64_t i = 0; i < CHAT_ROLES; i++) rules->takes_number[i] = writes_role(t, chat_roles[i], DIGITS);

@@ -20,6 +20,8 @@ int64_t chat_rules_role_index(const char *role); /* CHAT_ROLES: another role */
 struct chat_rules {
     enum chat_arguments arguments; /* the form of a call's arguments */
     bool keeps[CHAT_ALIASES];      /* the template knows this alias */
+    bool any_role;                 /* it copies each role, or has a default */
+    bool writes[CHAT_ROLES];       /* it writes messages of this role */
     bool takes_parts[CHAT_ROLES];  /* the content may be a list of text parts */
     bool takes_number[CHAT_ROLES]; /* the content may be a number */
     bool null_content, no_content; /* an answer that is a call may have null, or "", as its content */
@@ -33,5 +35,7 @@ struct chat_rules {
 void chat_rules_find(struct chat_rules *rules, const struct chat_template *t);
 /* The role to write in place of `role`. */
 const char *chat_rules_role(const struct chat_rules *rules, const char *role);
+/* Sets names to the roles that the template writes, and returns their number; 0: it writes any. */
+int chat_rules_roles(const struct chat_rules *rules, const char *names[CHAT_ROLES + CHAT_ALIASES]);
 
 #endif

@@ -162,7 +162,9 @@ static void gptoss_names_dropped_parts(void **state)
     static const struct row scalars[] = {
         {NULL, ROW(Q "," MJ("system", "5") "," A), "!does not write `content` of this message of role \"system\""},
         {NULL, ROW(Q "," MJ("system", "0") "," A), "!does not write `content` of this message of role \"system\""},
-        {NULL, ROW(Q "," A "," M("judge", "j")), "!does not write `content` of this message of role \"judge\""}};
+        {NULL, ROW(Q "," A "," M("judge", "j")), "!does not write `content` of this message of role \"judge\""},
+        {NULL, ROW(Q "," M("judge", "j") "," A),
+         "!the template knows no role \"judge\", only user, assistant, system, tool, developer"}};
     char row[512];
     for (int64_t i = 0; i < MT_LEN(scalars); i++) check(&scalars[i], (struct row_options){0});
     snprintf(row, sizeof(row), "{\"messages\": [%s,%s]}", Q, refusal);

@@ -72,8 +72,40 @@ static void files_that_do_not_fit(void **state)
     }
 }
 
+/* Pairs with --checkpoint are those that `init` and training take. */
+static void refused_by_training(void **state)
+{
+    (void)state;
+    char out[MT_PATH], text[4096], model[MT_PATH];
+    const char *rows = put("rows.jsonl", "{\"id\": 1, \"messages\": [{\"role\": \"user\", \"content\": \"2+2?\"}]}\n"
+                                         "{\"id\": 2, \"messages\": [{\"role\": \"user\", \"content\": \"2+3?\"}]}\n");
+    const char *answers =
+        put("answers.jsonl", ANSWER("1", "true", "<|channel|>final<|message|>4") ANSWER("1", "false", "5")
+                                 ANSWER("2", "true", "5") ANSWER("2", "false", "6"));
+    snprintf(out, sizeof(out), "%s/checked.jsonl", scratch_dir());
+    snprintf(model, sizeof(model), "%s", fixture("../../configs/tiny-gptoss"));
+    if (RUN("pairs", rows, answers, "--out", out, "--checkpoint", model)) fail_msg("%s", said.err);
+    assert_says(said.err, "the pair of row 1 is left out, as training refuses it: ");
+    assert_says(said.err, "You have passed a message containing <|channel|> tags");
+    assert_says(said.out, "1 pairs of 2 rows");
+    process_read(out, text, sizeof(text));
+    assert_string_equal(text, "{\"prompt\": [{\"role\": \"user\", \"content\": \"2+3?\"}], \"chosen\": [{\"role\": "
+                              "\"assistant\", \"content\": \"5\"}], \"rejected\": [{\"role\": \"assistant\", "
+                              "\"content\": \"6\"}]}\n");
+    if (RUN("pairs", rows, answers, "--out", out)) fail_msg("%s", said.err);
+    assert_says(said.err,
+                "1 pair has <|..|>, perhaps a special token that the chat template refuses: with --checkpoint");
+    assert_says(said.out, "2 pairs of 2 rows");
+    answers = put("answers.jsonl", ANSWER("1", "false", "<|channel|>final<|message|>4") ANSWER("1", "true", "5"));
+    assert_int_equal(RUN("pairs", rows, answers, "--out", out, "--checkpoint", model), 1);
+    assert_says(said.err, "training refuses every pair");
+    assert_int_equal(RUN("pairs", rows, answers, "--out", out, "--checkpoint", "/nowhere"), 1);
+    assert_says(said.err, "--checkpoint /nowhere");
+}
+
 int test_pairs(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(best_and_worst), cmocka_unit_test(files_that_do_not_fit)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(best_and_worst), cmocka_unit_test(files_that_do_not_fit),
+                                       cmocka_unit_test(refused_by_training)};
     return cmocka_run_group_tests_name("pairs", tests, NULL, NULL);
 }

@@ -321,7 +321,14 @@ static void no_program(void **state)
     assert_int_equal(rewards_count(silent), 1);
     rewards_close(silent);
     assert_null(rewards_open(&cfg, true, &err));
-    assert_string_equal(err.msg, "reward.r: ./no-such-program cannot be started: No such file or directory");
+    assert_string_equal(err.msg,
+                        "reward.r: ./no-such-program cannot be started: No such file or directory: check its path, "
+                        "which is from the current directory; {here}/ is the folder of the configuration");
+    snprintf(cfg.reward.NAME, sizeof(cfg.reward.NAME), "r=command pythn3 a.py");
+    assert_null(rewards_open(&cfg, true, &err));
+    assert_string_equal(err.msg,
+                        "reward.r: pythn3 cannot be started: No such file or directory: check its spelling; no "
+                        "folder of PATH has it");
     end(NULL, fds);
 }
 

@@ -214,6 +214,7 @@ static void texts(void **state)
     if (ask(CHAT, "{" HELLO ", \"seed\": 3, \"ignore_eos\": true, \"max_tokens\": 90}") != 200) fail_msg("%s", reply);
     char want[8192];
     snprintf(want, sizeof(want), "%s", text_at(reply, "choices.0.message.content"));
+    assert_string_equal(text_at(reply, "model"), names[0]); /* the request names none */
     assert_says(reply, "\"finish_reason\": \"length\"");
     assert_says(reply, "\"completion_tokens\": 90");
     if (ask(CHAT, "{" HELLO ", \"seed\": 3, \"ignore_eos\": true, \"max_tokens\": 90, \"stream\": true, "

@@ -42,6 +42,17 @@ static const char *script_of(char *const argv[])
     return argv[i] && argv[i][0] != '-' ? argv[i] : NULL;
 }
 
+static int not_started(const struct program *p, int why, struct err *err)
+{
+    const char *name = p->argv[0], *hint = "";
+    if (why == ENOENT)
+        hint = strchr(name, '/')
+                   ? ": check its path, which is from the current directory; {here}/ is the folder of the "
+                     "configuration"
+                   : ": check its spelling; no folder of PATH has it";
+    return err_set(err, "%s: %.200s cannot be started: %s%s", p->key, name, strerror(why), hint);
+}
+
 int program_open(struct program *p, const char *key, char *const argv[], struct err *err)
 {
     const char *script = script_of(argv);
@@ -53,7 +64,7 @@ int program_open(struct program *p, const char *key, char *const argv[], struct 
                        "is the folder of the configuration",
                        key, script, strerror(errno));
     const int rc = start(p);
-    return rc ? err_set(err, "%s: %.200s cannot be started: %s", key, argv[0], strerror(rc)) : 0;
+    return rc ? not_started(p, rc, err) : 0;
 }
 
 int program_put(struct program *p, const char *line, int64_t size, struct err *err)
@@ -198,7 +209,7 @@ int program_restart(struct program *p, const char *why, const char *lost, struct
                        why ? why : "ended", how, PROGRAM_FAILURES, p->argv[0]);
     log_warn("%s %s%s: %s; it is started again", p->key, why ? why : "ended", how, lost);
     const int rc = start(p);
-    return rc ? err_set(err, "%s: %.200s cannot be started: %s", p->key, p->argv[0], strerror(rc)) : 0;
+    return rc ? not_started(p, rc, err) : 0;
 }
 
 /* It may be writing what nobody needs any more. */

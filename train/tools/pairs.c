@@ -9,6 +9,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "data/json/text.h"
+#include "data/rows.h"
 
 /* Lines of a JSONL file as objects, one ahead. */
 struct lines {
@@ -178,6 +179,64 @@ static int next_row(struct lines *rows, struct lines *answers, struct judged *j,
     return 0;
 }
 
+/* ---- what training refuses ---- */
+
+struct trainer {
+    struct tokenizer *tok; /* NULL: nothing is refused */
+    struct chat_template *chat;
+    struct row_options opt;
+    struct row_reader rows;
+    int64_t n_refused,
+        n_spelled; /* n_spelled: pairs that spell a special token, as far as one can see without a tokenizer */
+};
+
+static int open_trainer(struct trainer *t, const char *checkpoint, struct err *err)
+{
+    struct err why;
+    if (!checkpoint) return 0;
+    if (file_check_kind(checkpoint, true, &why)) return err_set(err, "--checkpoint %s", why.msg);
+    if (!(t->tok = tokenizer_open(checkpoint, err)) || row_template(&t->chat, t->tok, checkpoint, NULL, err)) return -1;
+    t->opt = (struct row_options){.format = DATA_PREFERENCE, .chat = t->chat};
+    t->rows = (struct row_reader){.opt = &t->opt, .tok = t->tok};
+    return 0;
+}
+
+static void close_trainer(struct trainer *t)
+{
+    row_reader_free(&t->rows);
+    chat_template_free(t->chat);
+    tokenizer_free(t->tok);
+}
+
+/* Reads both answers of the pair as training does. False: it refuses one. */
+static bool takes(struct trainer *t, const char *pair, int64_t size, const char *id)
+{
+    const char *mark = strstr(pair, "<|");
+    struct err why;
+    if (!t->tok) {
+        t->n_spelled += mark && strstr(mark, "|>");
+        return true;
+    }
+    struct json_doc *doc = json_parse_row(pair, size, JSON_ROW_VALUES, "pair", &why);
+    int rc = doc ? 0 : -1;
+    for (int i = 0; i < 2 && !rc; i++) {
+        t->rows.worse = i;
+        rc = row_read(&t->rows, json_root(doc), &why);
+    }
+    json_free(doc);
+    if (rc && ++t->n_refused == 1) log_warn("the pair of row %s is left out, as training refuses it: %s", id, why.msg);
+    return !rc;
+}
+
+static void tell_of_trainer(const struct trainer *t)
+{
+    if (t->n_refused > 1) log_warn("%lld pairs are left out, as training refuses them", (long long)t->n_refused);
+    if (t->n_spelled)
+        log_warn("%lld pair%s <|..|>, perhaps a special token that the chat template refuses: with --checkpoint DIR "
+                 "such pairs are left out",
+                 (long long)t->n_spelled, t->n_spelled == 1 ? " has" : "s have");
+}
+
 static int no_pairs(const struct pairs_options *o, int64_t n_answer, int64_t n_cut, struct err *err)
 {
     char cut[160] = "";
@@ -194,25 +253,37 @@ int pairs_run(const struct pairs_options *o, FILE *report, struct err *err)
     struct lines rows, answers = {.path = o->answers};
     struct judged j = {.n = 0};
     struct text_buf out = {0};
+    struct trainer trainer = {.tok = NULL};
     int64_t n_row = 0, n_answer = 0, n_cut = 0, n_pair = 0;
     int rc = open_lines(&rows, o->rows, err);
     if (!rc) rc = open_lines(&answers, o->answers, err);
+    if (!rc) rc = open_trainer(&trainer, o->checkpoint, err);
     text_put(&out, "");
     while (!rc && answers.doc && !(rc = next_row(&rows, &answers, &j, err))) {
         n_row++;
         n_answer += j.n;
         n_cut += j.n_cut;
         if (!(j.high > j.low)) continue;
-        n_pair++;
-        rc = put_pair(&out, json_root(rows.doc), &j, err);
+        const int64_t before = out.size;
+        if ((rc = put_pair(&out, json_root(rows.doc), &j, err))) break;
+        if (takes(&trainer, out.text + before, out.size - before, rows.id.text))
+            n_pair++;
+        else
+            out.size = before;
     }
-    if (!rc && !n_pair) rc = no_pairs(o, n_answer, n_cut, err);
+    if (!rc) tell_of_trainer(&trainer);
+    if (!rc && !n_pair && trainer.n_refused)
+        rc = err_set(err, "%s: training refuses every pair: correct the answers, or the chat template of %s",
+                     o->answers, o->checkpoint);
+    else if (!rc && !n_pair)
+        rc = no_pairs(o, n_answer, n_cut, err);
     if (!rc) rc = file_write_atomic(o->out, out.text, out.size, err);
     if (!rc)
         fprintf(report, "%s: %lld pairs of %lld rows with %lld answers; train on it with objective.kind = dpo\n",
                 o->out, (long long)n_pair, (long long)n_row, (long long)n_answer);
     text_free(&out);
     free_judged(&j);
+    close_trainer(&trainer);
     close_lines(&rows);
     close_lines(&answers);
     return rc;
