@@ -41,7 +41,7 @@ static struct st_tensor own_part(const struct weights_read *f, const struct st_t
 static int load_stack(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     const int64_t count = f->own.count;
-    struct source all = {.n_out = n_out, .n_in = n_in, .transposed = f->a->transposed_experts};
+    struct source all = {.n_out = n_out, .n_in = n_in, .transposed = f->a->transposed_stacks};
     const int found = source_find_stack(&all, &f->ck, name, f->ffn.n_exp, f->err);
     if (found <= 0) return found;
     struct st_tensor *part = mem_array(count, PLANES * sizeof(*part));

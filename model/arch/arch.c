@@ -35,7 +35,7 @@ struct family {
     double rotated;  /* default of partial_rotary_factor; 0: all channels, no other value is supported */
     bool rotary_dim; /* rotary_dim is read: the number of rotated channels */
     int64_t max_len, window;
-    bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
+    bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, transposed_stacks, round_twice;
     bool local_experts; /* errors call the number of experts num_local_experts, else num_experts; both names are read */
     bool rope_named;    /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
     bool kv_as_heads;   /* num_key_value_heads may be missing: then K = H */
@@ -117,6 +117,7 @@ static const struct family families[] = {
      .router_bias = true,
      .sinks = true,
      .transposed_experts = true,
+     .transposed_stacks = true,
      .rope_named = true,
      .slide = SLIDE_EVEN,
      .glu = {.kind = GLU_CLAMPED, .interleaved = true}},
@@ -131,6 +132,21 @@ static const struct family families[] = {
      .max_len = 32768,
      .round_twice = true,
      .norm_topk = true,
+     .may_be_dense = true,
+     .qk_norm = QK_NORM_HEAD},
+    {.model_type = "qwen3_vl_moe",
+     .text_type = "qwen3_vl_moe_text",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {EXPERT_NAMES, .stacked = true},
+     .width = "moe_intermediate_size",
+     .theta = 500000,
+     .eps = 1e-6,
+     .max_len = 128000,
+     .round_twice = true,
+     .transposed_stacks = true,
+     .kv_as_heads = true,
      .may_be_dense = true,
      .qk_norm = QK_NORM_HEAD},
     {.model_type = "olmoe",
@@ -223,7 +239,7 @@ static const struct family families[] = {
      .mixer = &mixer_mla,
      .ffn = &ffn_moe,
      .dense = &ffn_dense,
-     .names = {EXPERT_NAMES, .shared = "mlp.shared_experts", .excluded = ".*vision_tower.*"},
+     .names = {EXPERT_NAMES, .shared = "mlp.shared_experts", .excluded = ".*vision_tower.*", .stacked = true},
      .width = "moe_intermediate_size",
      .n_exp = "n_routed_experts",
      .theta = 10000,
@@ -326,6 +342,7 @@ static const struct family families[] = {
                .router_scale = "router.scale",
                .gate_scale = "router.per_expert_scale",
                .layer_scale = "layer_scalar",
+               .stacked = true,
                .dense_by_module = true,
                .excluded = ".*(vision|audio)_tower.*"},
      .width = "moe_intermediate_size",
@@ -685,6 +702,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
     a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
     a->transposed_experts = f->transposed_experts;
+    a->transposed_stacks = f->transposed_stacks;
     a->attn_gate = f->attn_gate;
     a->norm_plus_one = f->norm_plus_one;
     a->value_norm = a->embed_scaled = f->gemma;

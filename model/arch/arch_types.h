@@ -53,6 +53,7 @@ struct tensor_names {
     const char *shared;       /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
     const char *shared_gate;  /* the gate of the shared experts; NULL: none */
     const char *excluded;     /* regular expression of other parts' modules that have the names of targets, or NULL */
+    bool stacked;             /* transformers reads all experts of a layer from one tensor, and no other layout */
     bool dense_by_module;     /* PEFT adapts dense networks as modules, not their weights as parameters */
     bool shared_by_weight;    /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
                                  parameters */
@@ -140,7 +141,8 @@ struct arch {
     bool expert_bias, router_bias, sinks, tied;
     bool router_unbiased;    /* config.json says that routers lack the bias of their family */
     bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
-    bool transposed_experts; /* transformers stores the stacks of experts as [E, in, out] */
+    bool transposed_experts; /* transformers and PEFT have the stacks of experts as [E, in, out] */
+    bool transposed_stacks;  /* files have them so; where transposed_experts is false, transformers transposes them */
     bool attn_gate;          /* q_proj has for every head the rows of q, then the rows of an output gate */
     bool value_norm;         /* values have an RMSNorm per head, without weight; with QK_NORM_HEAD */
     bool embed_scaled;       /* the embedding is multiplied by sqrt(d_model), rounded to the dtype of activations */

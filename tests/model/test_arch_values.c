@@ -162,9 +162,10 @@ static void check_config(const char *text, bool found[])
 static void every_key_that_is_read(void **state)
 {
     (void)state;
-    static const char *const cases[] = {
-        "case_a",     "qwen3",    "olmoe",       "mixtral",    "glm4",     "glm4_lite",       "deepseek_v3", "qwen3_5",
-        "qwen3_next", "mistral4", "deepseek_v4", "minimax_m2", "nemotron", "nemotron_latent", "gemma4",      "lfm2"};
+    static const char *const cases[] = {"case_a",   "qwen3",       "qwen3_vl",    "olmoe",    "mixtral",
+                                        "glm4",     "glm4_lite",   "deepseek_v3", "qwen3_5",  "qwen3_next",
+                                        "mistral4", "deepseek_v4", "minimax_m2",  "nemotron", "nemotron_latent",
+                                        "gemma4",   "lfm2"};
     static char text[1 << 14];
     bool found[MT_LEN(read_keys)] = {false};
     char name[64];

@@ -38,15 +38,25 @@ static const struct family {
     const char *dir, *adapter; /* dir: under fixtures, or from the root; adapter NULL: a new one */
     double fp32;
 } families[] = {
-    {"parity/case_a", "adapter_final", 2e-5},      {"parity/case_b", "adapter_final", 3.6e-5},
-    {"parity/qwen3", "adapter_final", 2.1e-6},     {"parity/olmoe", "adapter_final", 2e-6},
-    {"parity/mixtral", "adapter_final", 6e-6},     {"parity/glm4", "adapter_final", 7.5e-6},
-    {"parity/qwen3_5", "adapter_final", 1.2e-4},   {"parity/qwen3_next", "adapter_final", 1.9e-4},
-    {"parity/glm4_lite", "adapter_final", 1.1e-5}, {"parity/deepseek_v3", "adapter_final", 1.1e-5},
-    {"parity/mistral4", "adapter_final", 7.5e-6},  {"parity/deepseek_v4", "adapter_final", 3e-6},
-    {"../../configs/tiny-gptoss", NULL, 4e-6},     {"parity/minimax_m2", "adapter_final", 6e-6},
-    {"parity/nemotron", "adapter_final", 1e-5},    {"parity/gemma4", "adapter_final", 8e-6},
-    {"parity/lfm2", "adapter_final", 9e-6},        {"parity/nemotron_latent", "adapter_final", 3.4e-5},
+    {"parity/case_a", "adapter_final", 2e-5},
+    {"parity/case_b", "adapter_final", 3.6e-5},
+    {"parity/qwen3", "adapter_final", 2.1e-6},
+    {"parity/qwen3_vl", "adapter_final", 6e-6},
+    {"parity/olmoe", "adapter_final", 2e-6},
+    {"parity/mixtral", "adapter_final", 6e-6},
+    {"parity/glm4", "adapter_final", 7.5e-6},
+    {"parity/qwen3_5", "adapter_final", 1.2e-4},
+    {"parity/qwen3_next", "adapter_final", 1.9e-4},
+    {"parity/glm4_lite", "adapter_final", 1.1e-5},
+    {"parity/deepseek_v3", "adapter_final", 1.1e-5},
+    {"parity/mistral4", "adapter_final", 7.5e-6},
+    {"parity/deepseek_v4", "adapter_final", 3e-6},
+    {"../../configs/tiny-gptoss", NULL, 4e-6},
+    {"parity/minimax_m2", "adapter_final", 6e-6},
+    {"parity/nemotron", "adapter_final", 1e-5},
+    {"parity/gemma4", "adapter_final", 8e-6},
+    {"parity/lfm2", "adapter_final", 9e-6},
+    {"parity/nemotron_latent", "adapter_final", 3.4e-5},
 };
 #define FP64 1e-7 /* logits are read as fp32 */
 

@@ -14,11 +14,12 @@ enum { N_TOK = 13, N_SEQ = 3, MAX_LAYER = 8, MAX_EXP = 32 };
 static const struct family {
     const char *dir;
     bool own_experts; /* some layers choose experts by the token's id, from a table for top-k experts */
-} families[] = {{"parity/case_b", false},      {"parity/qwen3", false},      {"parity/olmoe", false},
-                {"parity/mixtral", false},     {"parity/glm4", false},       {"parity/glm4_lite", false},
-                {"parity/deepseek_v3", false}, {"parity/mistral4", false},   {"parity/qwen3_next", false},
-                {"parity/qwen3_5", false},     {"parity/deepseek_v4", true}, {"parity/minimax_m2", false},
-                {"parity/nemotron", false},    {"parity/gemma4", false},     {"parity/lfm2", false}};
+} families[] = {{"parity/case_b", false},      {"parity/qwen3", false},    {"parity/olmoe", false},
+                {"parity/mixtral", false},     {"parity/glm4", false},     {"parity/glm4_lite", false},
+                {"parity/deepseek_v3", false}, {"parity/mistral4", false}, {"parity/qwen3_next", false},
+                {"parity/qwen3_5", false},     {"parity/qwen3_vl", false}, {"parity/deepseek_v4", true},
+                {"parity/minimax_m2", false},  {"parity/nemotron", false}, {"parity/gemma4", false},
+                {"parity/lfm2", false}};
 
 /* Three packed documents of 1, 5 and 7 tokens. */
 static const int32_t pos[N_TOK] = {0, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6}, cu[N_SEQ + 1] = {0, 1, 6, 13};

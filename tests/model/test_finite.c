@@ -72,9 +72,10 @@ static bool is_unread(const char *name)
 static void every_tensor_of_every_family(void **state)
 {
     (void)state;
-    static const char *const fixtures[] = {
-        "case_a",  "qwen3",      "olmoe",       "mixtral",    "glm4",     "glm4_lite",       "deepseek_v3", "mistral4",
-        "qwen3_5", "qwen3_next", "deepseek_v4", "minimax_m2", "nemotron", "nemotron_latent", "gemma4",      "lfm2"};
+    static const char *const fixtures[] = {"case_a",     "qwen3",       "olmoe",      "mixtral",  "glm4",
+                                           "glm4_lite",  "deepseek_v3", "mistral4",   "qwen3_vl", "qwen3_5",
+                                           "qwen3_next", "deepseek_v4", "minimax_m2", "nemotron", "nemotron_latent",
+                                           "gemma4",     "lfm2"};
     static const struct {
         uint32_t f32;
         const char *says;

@@ -47,6 +47,7 @@ static void default_targets_fit_every_family(void **state)
         const char *fixture, *same;
     } rows[] = {{"case_a", ALL_TARGETS},
                 {"qwen3", ALL_TARGETS},
+                {"qwen3_vl", ALL_TARGETS},
                 {"olmoe", ALL_TARGETS},
                 {"mixtral", ALL_TARGETS},
                 {"minimax_m2", ALL_TARGETS},

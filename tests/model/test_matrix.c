@@ -169,6 +169,12 @@ static void qwen3_next(void **state)
     one_family("parity/qwen3_next", true);
 }
 
+static void qwen3_vl(void **state)
+{
+    (void)state;
+    one_family("parity/qwen3_vl", false);
+}
+
 static void mistral4(void **state)
 {
     (void)state;
@@ -223,6 +229,7 @@ int test_matrix(void)
         cmocka_unit_test(qwen3_5),     cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
         cmocka_unit_test(deepseek_v4), cmocka_unit_test(minimax_m2), cmocka_unit_test(nemotron),
         cmocka_unit_test(gemma4),      cmocka_unit_test(lfm2),       cmocka_unit_test(nemotron_latent),
+        cmocka_unit_test(qwen3_vl),
     };
     return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
 }

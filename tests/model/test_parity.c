@@ -28,15 +28,25 @@ static const struct parity_case {
     const char *dir; /* under fixtures */
     double exact[N_QUANTITY];
 } cases[] = {
-    {"parity/case_a", {6e-5, 6e-4, 3e-5, 1e-3, 2e-7}},      {"parity/case_b", {4e-7, 1e-5, 6e-5, 1e-4, 2e-7}},
-    {"parity/dora", {3e-7, 1e-6, 4e-6, 2e-6, 2e-7}},        {"parity/qwen3", {3e-7, 4e-7, 3e-6, 1e-6, 2e-7}},
-    {"parity/olmoe", {2e-7, 3e-7, 3e-6, 1e-6, 2e-7}},       {"parity/mixtral", {4e-7, 7e-7, 5e-6, 3e-6, 2e-7}},
-    {"parity/glm4", {3e-7, 1e-6, 7e-6, 1e-5, 2e-7}},        {"parity/glm4_lite", {2e-7, 2e-6, 1e-5, 1e-5, 2e-7}},
-    {"parity/deepseek_v3", {3e-7, 6e-7, 6e-6, 6e-6, 2e-7}}, {"parity/qwen3_5", {2e-6, 6e-4, 2e-4, 2e-5, 2e-7}},
-    {"parity/qwen3_next", {1e-6, 7e-4, 5e-4, 4e-6, 2e-7}},  {"parity/mistral4", {2e-7, 9e-7, 7e-6, 1e-6, 2e-7}},
-    {"parity/deepseek_v4", {3e-7, 5e-7, 4e-6, 8e-6, 2e-7}}, {"parity/minimax_m2", {3e-7, 6e-7, 6e-6, 3e-6, 2e-7}},
-    {"parity/nemotron", {3e-7, 1.5e-5, 1e-5, 1e-5, 2e-7}},  {"parity/gemma4", {3e-7, 4e-7, 6e-6, 3e-6, 2e-7}},
-    {"parity/lfm2", {3e-7, 9e-7, 9e-6, 3e-6, 2e-7}},        {"parity/nemotron_latent", {3e-7, 5e-6, 1e-5, 1e-5, 2e-7}},
+    {"parity/case_a", {6e-5, 6e-4, 3e-5, 1e-3, 2e-7}},
+    {"parity/case_b", {4e-7, 1e-5, 6e-5, 1e-4, 2e-7}},
+    {"parity/dora", {3e-7, 1e-6, 4e-6, 2e-6, 2e-7}},
+    {"parity/qwen3", {3e-7, 4e-7, 3e-6, 1e-6, 2e-7}},
+    {"parity/qwen3_vl", {3e-7, 6e-7, 6e-6, 3e-6, 2e-7}},
+    {"parity/olmoe", {2e-7, 3e-7, 3e-6, 1e-6, 2e-7}},
+    {"parity/mixtral", {4e-7, 7e-7, 5e-6, 3e-6, 2e-7}},
+    {"parity/glm4", {3e-7, 1e-6, 7e-6, 1e-5, 2e-7}},
+    {"parity/glm4_lite", {2e-7, 2e-6, 1e-5, 1e-5, 2e-7}},
+    {"parity/deepseek_v3", {3e-7, 6e-7, 6e-6, 6e-6, 2e-7}},
+    {"parity/qwen3_5", {2e-6, 6e-4, 2e-4, 2e-5, 2e-7}},
+    {"parity/qwen3_next", {1e-6, 7e-4, 5e-4, 4e-6, 2e-7}},
+    {"parity/mistral4", {2e-7, 9e-7, 7e-6, 1e-6, 2e-7}},
+    {"parity/deepseek_v4", {3e-7, 5e-7, 4e-6, 8e-6, 2e-7}},
+    {"parity/minimax_m2", {3e-7, 6e-7, 6e-6, 3e-6, 2e-7}},
+    {"parity/nemotron", {3e-7, 1.5e-5, 1e-5, 1e-5, 2e-7}},
+    {"parity/gemma4", {3e-7, 4e-7, 6e-6, 3e-6, 2e-7}},
+    {"parity/lfm2", {3e-7, 9e-7, 9e-6, 3e-6, 2e-7}},
+    {"parity/nemotron_latent", {3e-7, 5e-6, 1e-5, 1e-5, 2e-7}},
 };
 static const struct parity_case *parity_case;
 static const char *parity_device = "cpu"; /* or "cuda", "cuda-portable" */

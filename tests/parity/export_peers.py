@@ -191,7 +191,7 @@ def check_gguf(adapter, out, settings):
     value = {name: field.contents() for name, field in reader.fields.items()}
     arch = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
             "minimax_m2": "minimax-m2", "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe", "glm4_moe_lite": "deepseek2",
-            "deepseek_v3": "deepseek2",
+            "deepseek_v3": "deepseek2", "qwen3_vl_moe": "qwen3vlmoe",
             "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
             "nemotron_h": "nemotron_h_moe", "gemma4": "gemma4", "gemma4_text": "gemma4"}
     assert value["general.architecture"] == arch[settings["model_type"]], value

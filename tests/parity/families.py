@@ -4,7 +4,7 @@ import torch
 from transformers import (DeepseekV3Config, DeepseekV4Config, Gemma4Config, Gemma4TextConfig, Glm4MoeConfig,
                           Glm4MoeLiteConfig, GptOssConfig, Kimi_K25Config, Lfm2MoeConfig, MiniMaxM2Config,
                           Mistral4Config, Mistral3Config, MixtralConfig, NemotronHConfig, OlmoeConfig, Qwen3_5MoeConfig,
-                          Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
+                          Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLMoeConfig)
 
 import peer
 
@@ -24,6 +24,17 @@ def qwen3_config(a, common):
         head_dim=a.head_dim, norm_topk_prob=a.norm_topk_prob != "false", attention_bias=a.attention_bias,
         mlp_only_layers=a.dense_layers, decoder_sparse_step=a.sparse_step,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **common)
+
+
+def qwen3_vl_config(a, common):
+    """Qwen3-MoE as the text part of the conditional-generation class."""
+    text = qwen3_config(a, common).to_dict() | {"model_type": "qwen3_vl_moe_text"}
+    pairs = a.head_dim // 2
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": a.theta or 5e6, "mrope_interleaved": True,
+                               "mrope_section": [(pairs + i) // 3 for i in (2, 1, 0)]}
+    return Qwen3VLMoeConfig(text_config=text, tie_word_embeddings=a.tied, vision_config=dict(
+        depth=1, hidden_size=16, intermediate_size=16, num_heads=2, num_position_embeddings=16, patch_size=4,
+        out_hidden_size=a.hidden, deepstack_visual_indexes=[0]))
 
 
 def olmoe_config(a, common):
@@ -300,6 +311,13 @@ def qwen3_5_tensors(state):
     return tensors
 
 
+def qwen3_vl_tensors(state):
+    """bf16, experts stacked as [E, in, out]."""
+    experts = (".experts.gate_up_proj", ".experts.down_proj")
+    return {name: (value.transpose(1, 2) if name.endswith(experts) else value).bfloat16().contiguous()
+            for name, value in state.items()}
+
+
 def gemma4_tensors(state):
     """bf16, experts stacked; without the head if it is the embedding."""
     tensors = {name: value.bfloat16().contiguous() for name, value in state.items()}
@@ -370,6 +388,7 @@ ZERO_CENTRED = ("qwen3_5", "qwen3_5_text", "qwen3_next")
 FAMILIES = {
     "gpt_oss": (gpt_oss_config, mxfp4_tensors, 0.25),
     "qwen3": (qwen3_config, per_expert_tensors, 0.15),
+    "qwen3_vl": (qwen3_vl_config, qwen3_vl_tensors, 0.15),
     "olmoe": (olmoe_config, per_expert_tensors, 0.15),
     "mixtral": (mixtral_config, mixtral_tensors, 0.15),
     "minimax_m2": (minimax_m2_config, mixtral_tensors, 0.15),

@@ -39,7 +39,7 @@ def decode_mxfp4(blocks, scales):
 
 def model_class(model_type):
     """Classes with a vision tower have other names of adapters than their text part."""
-    with_vision = model_type in ("qwen3_5_moe", "mistral3", "kimi_k25", "gemma4")
+    with_vision = model_type in ("qwen3_5_moe", "qwen3_vl_moe", "mistral3", "kimi_k25", "gemma4")
     return AutoModelForImageTextToText if with_vision else AutoModelForCausalLM
 
 

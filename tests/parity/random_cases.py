@@ -246,8 +246,8 @@ def lfm2(rng):
              rng.choice([4, 8, 16, 24]), "--full-layers", *full])
 
 
-DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "olmoe": olmoe, "mixtral": mixtral, "minimax_m2": minimax_m2, "lfm2": lfm2,
-        "glm4": glm4, "glm4_lite": glm4_lite,
+DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "qwen3_vl": qwen3, "olmoe": olmoe, "mixtral": mixtral,
+        "minimax_m2": minimax_m2, "lfm2": lfm2, "glm4": glm4, "glm4_lite": glm4_lite,
         "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
         "mistral4": mistral4, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
         "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4, "nemotron": nemotron,

@@ -30,6 +30,7 @@ CLASSES = {"gpt_oss": "gpt_oss.GptOssForCausalLM", "qwen3_moe": "qwen3_moe.Qwen3
            "minimax_m2": "minimax_m2.MiniMaxM2ForCausalLM", "lfm2_moe": "lfm2_moe.Lfm2MoeForCausalLM",
            "glm4_moe": "glm4_moe.Glm4MoeForCausalLM", "glm4_moe_lite": "glm4_moe_lite.Glm4MoeLiteForCausalLM",
            "deepseek_v3": "deepseek_v2.DeepseekV3ForCausalLM",
+           "qwen3_vl_moe": "qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration",
            "qwen3_5_moe": "qwen3_5.Qwen3_5MoeForConditionalGeneration",
            "qwen3_5_moe_text": "qwen3_5.Qwen3_5MoeForCausalLM", "qwen3_next": "qwen3_next.Qwen3NextForCausalLM",
            "deepseek_v4": "vllm.models.deepseek_v4.nvidia.model.DeepseekV4ForCausalLM"}

@@ -49,9 +49,10 @@ static int check(const char *name, const char *dtype, const struct ops *ops)
 static void test_families(void **state)
 {
     (void)state;
-    static const char *const names[] = {
-        "case_a",     "qwen3",    "olmoe",       "mixtral",    "glm4",     "glm4_lite",       "deepseek_v3", "qwen3_5",
-        "qwen3_next", "mistral4", "deepseek_v4", "minimax_m2", "nemotron", "nemotron_latent", "lfm2",        "gemma4"};
+    static const char *const names[] = {"case_a",    "qwen3",       "olmoe",      "mixtral",  "glm4",
+                                        "glm4_lite", "deepseek_v3", "qwen3_5",    "qwen3_vl", "qwen3_next",
+                                        "mistral4",  "deepseek_v4", "minimax_m2", "nemotron", "nemotron_latent",
+                                        "lfm2",      "gemma4"};
     for (int i = 0; i < 2 * MT_LEN(names); i++) {
         struct config cfg = case_config(names[i / 2], i % 2 ? "bf16" : "fp32");
         snprintf(cfg.lora.targets, sizeof(cfg.lora.targets), "all-linear");

@@ -188,10 +188,10 @@ static void check_every_tensor(struct opened *o, const char *what)
 static void every_tensor_of_every_family(void **state)
 {
     (void)state;
-    static const char *const fixtures[] = {"case_a",     "case_b",      "qwen3",       "olmoe",    "mixtral",
-                                           "glm4",       "glm4_lite",   "deepseek_v3", "mistral4", "qwen3_5",
-                                           "qwen3_next", "deepseek_v4", "minimax_m2",  "nemotron", "nemotron_latent",
-                                           "lfm2",       "gemma4"};
+    static const char *const fixtures[] = {
+        "case_a",      "case_b",      "qwen3",    "olmoe",           "mixtral",  "glm4",
+        "glm4_lite",   "deepseek_v3", "mistral4", "qwen3_5",         "qwen3_vl", "qwen3_next",
+        "deepseek_v4", "minimax_m2",  "nemotron", "nemotron_latent", "lfm2",     "gemma4"};
     for (int i = 0; i < MT_LEN(fixtures); i++) {
         struct opened o;
         char name[64];

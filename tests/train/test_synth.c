@@ -141,6 +141,7 @@ static void test_sizes(void **state)
     } rows[] = {{"gpt-oss-20b", 20914757184, 13761264768},
                 {"gpt-oss-120b", 116829156672, 65248815744},
                 {"qwen3-30b-a3b", 30532122624, 0},
+                {"qwen3-vl-30b-a3b", 30532122624, 0},
                 {"olmoe-1b-7b", 6919161856, 0},
                 {"mixtral-8x7b", 46702792704, 0},
                 {"glm-4.5-air", 106852251264, 0},
@@ -212,9 +213,9 @@ static void test_tokenizer(void **state)
 /* ---- activations of the model */
 
 static const char *const tiny[] = {
-    "gpt-oss-tiny",  "qwen3-tiny",    "olmoe-tiny", "mixtral-tiny",        "glm-tiny",        "glm-flash-tiny",
-    "deepseek-tiny", "qwen3.5-tiny",  "kimi-tiny",  "mistral-small-tiny",  "qwen3-next-tiny", "deepseek-v4-tiny",
-    "minimax-tiny",  "nemotron-tiny", "lfm2-tiny",  "nemotron-super-tiny", "gemma-tiny"};
+    "gpt-oss-tiny",     "qwen3-tiny",    "qwen3-vl-tiny", "olmoe-tiny", "mixtral-tiny",        "glm-tiny",
+    "glm-flash-tiny",   "deepseek-tiny", "qwen3.5-tiny",  "kimi-tiny",  "mistral-small-tiny",  "qwen3-next-tiny",
+    "deepseek-v4-tiny", "minimax-tiny",  "nemotron-tiny", "lfm2-tiny",  "nemotron-super-tiny", "gemma-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each

@@ -235,7 +235,7 @@ static void add_stack(struct merge *m, int64_t l, const char *rest, const struct
     const struct weight *w = &p->w;
     const struct arch *a = &m->x->run.arch;
     const struct made how = {.which = MATRIX,
-                             .form = a->transposed_experts ? TRANSPOSED : STACK,
+                             .form = a->transposed_stacks ? TRANSPOSED : STACK,
                              .layer = l,
                              .proj = proj_at(target),
                              .n_row = w->n_out,
@@ -273,13 +273,13 @@ static void add_each(struct merge *m, int64_t l, const char *pattern, const stru
 }
 
 /* Whether the experts of a layer are two stacks in the export. They are if the family has no names for single experts,
- * or in merged-bf16 if the source has stacks. */
+ * or in merged-bf16 if the source has stacks, or transformers reads nothing else. */
 static bool is_stacked(const struct merge *m, int64_t l, const struct tensor_names *n)
 {
     char name[256], stack[LORA_MODULE_TEXT];
     lora_stack_module(n, LORA_UP, stack);
     layer_name(name, m, l, stack, "");
-    return !n->up || (m->x->format == EXPORT_MERGED_BF16 && safetensors_find(&m->x->run.st, name));
+    return !n->up || (m->x->format == EXPORT_MERGED_BF16 && (n->stacked || safetensors_find(&m->x->run.st, name)));
 }
 
 static void add_experts(struct merge *m, int64_t l, const struct layer_weights *lw)

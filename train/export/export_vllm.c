@@ -1,14 +1,15 @@
 /* export_vllm.c - writes the adapter with the keys that vLLM accepts for each model.
  *
- * gpt-oss, and Qwen3.5 with a vision tower: fused experts as in PEFT >= 0.19.1; both projections are required. Others:
- * a pair per expert and projection, gate and up separate, all required. In moetrain gate and up share A, so A is
- * written twice and B is split in two. DeepSeek-V4 has its publisher's names (wq_a; w1, w3, w2), which its class maps
- * to its modules. vLLM joins in_proj_qkv and in_proj_z, and expects the rows of z after those of qkv, so an adapter of
- * z requires one of qkv. Targets that are required but not trained have B = 0. alpha includes the rsLoRA factor,
- * because some versions ignore the flag for experts. All targets have one r and alpha: r is the largest, and B is
- * scaled to compensate. Source: vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras),
- * lora_weights.py (pack_moe), layers/column_parallel_linear.py (expand_packed_lora), peft_helper.py; is_3d_moe_weight
- * of the model's class; models/deepseek_v4/nvidia/model.py (hf_to_vllm_mapper, packed_modules_mapping). */
+ * gpt-oss, Qwen3-VL, and Qwen3.5 with a vision tower: fused experts as in PEFT >= 0.19.1; both projections are
+ * required. Others: a pair per expert and projection, gate and up separate, all required. In moetrain gate and up share
+ * A, so A is written twice and B is split in two. DeepSeek-V4 has its publisher's names (wq_a; w1, w3, w2), which its
+ * class maps to its modules. vLLM joins in_proj_qkv and in_proj_z, and expects the rows of z after those of qkv, so an
+ * adapter of z requires one of qkv. Targets that are required but not trained have B = 0. alpha includes the rsLoRA
+ * factor, because some versions ignore the flag for experts. All targets have one r and alpha: r is the largest, and B
+ * is scaled to compensate. Source: vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights,
+ * _create_merged_loras), lora_weights.py (pack_moe), layers/column_parallel_linear.py (expand_packed_lora),
+ * peft_helper.py; is_3d_moe_weight of the model's class; models/deepseek_v4/nvidia/model.py (hf_to_vllm_mapper,
+ * packed_modules_mapping). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

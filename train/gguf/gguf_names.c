@@ -5,12 +5,13 @@
 
 const char *gguf_names_arch(const struct arch *a)
 {
-    static const char *const names[][2] = {
-        {"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},    {"olmoe", "olmoe"},
-        {"mixtral", "llama"},         {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
-        {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"}, {"qwen3_next", "qwen3next"},
-        {"kimi_k2", "deepseek2"},     {"minimax_m2", "minimax-m2"}, {"lfm2_moe", "lfm2moe"},
-        {"gemma4", "gemma4"}};
+    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},         {"qwen3_moe", "qwen3moe"},
+                                           {"qwen3_vl_moe", "qwen3vlmoe"}, {"olmoe", "olmoe"},
+                                           {"mixtral", "llama"},           {"glm4_moe", "glm4moe"},
+                                           {"glm4_moe_lite", "deepseek2"}, {"deepseek_v3", "deepseek2"},
+                                           {"qwen3_5_moe", "qwen35moe"},   {"qwen3_next", "qwen3next"},
+                                           {"kimi_k2", "deepseek2"},       {"minimax_m2", "minimax-m2"},
+                                           {"lfm2_moe", "lfm2moe"},        {"gemma4", "gemma4"}};
     for (int64_t i = 0; i < MT_LEN(names); i++)
         if (!strcmp(names[i][0], a->family)) return names[i][1];
     for (int64_t l = 0; !strcmp(a->family, "nemotron_h") && l < a->n_layer; l++)

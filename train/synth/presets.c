@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/synth/presets_quant.h"
+
 static const struct preset_family gpt_oss = {
     .model_type = "gpt_oss",
     .class_name = "GptOssForCausalLM",
@@ -172,6 +174,25 @@ static const struct delta_shape delta_tiny = {2, 4, 32, 32};
 static const struct preset_family qwen3_5_35b = {QWEN3_5, .delta = &delta_35b};
 static const struct preset_family qwen3_5_122b = {QWEN3_5, .delta = &delta_122b};
 static const struct preset_family qwen3_5_tiny = {QWEN3_5, .delta = &delta_tiny};
+
+static void put_qwen3_vl(struct json_out *o, const struct preset *p, int64_t n_layer);
+static const struct preset_family qwen3_vl = {
+    .model_type = "qwen3_vl_moe",
+    .text_type = "qwen3_vl_moe_text",
+    .class_name = "Qwen3VLMoeForConditionalGeneration",
+    .experts_key = "num_experts",
+    .width_key = "moe_intermediate_size",
+    .eps = 1e-6,
+    .vocab = 151936,
+    .bos = "<|endoftext|>",
+    .eos = "<|im_end|>",
+    .pad = "<|endoftext|>",
+    .tokens = {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}},
+    .head_dim_named = true,
+    .experts = WF_BF16,
+    .stacked = true,
+    .put = put_qwen3_vl,
+};
 
 #define QWEN3_NEXT                                                                                                     \
     .model_type = "qwen3_next", .class_name = "Qwen3NextForCausalLM", .experts_key = "num_experts",                    \
@@ -372,6 +393,8 @@ static const struct preset rows[] = {
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
     {"gpt-oss-120b", &gpt_oss, 36, 2880, 64, 8, 64, 128, 4, 2880, 201088, 131072, 150000},
     {"qwen3-30b-a3b", &qwen3_moe, 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1000000},
+    {"qwen3-vl-30b-a3b", &qwen3_vl, 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 262144, 5000000},
+    {"qwen3-vl-235b-a22b", &qwen3_vl, 94, 4096, 64, 4, 128, 128, 8, 1536, 151936, 262144, 5000000},
     {"olmoe-1b-7b", &olmoe, 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 10000},
     {"mixtral-8x7b", &mixtral, 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1000000},
     {"minimax-m2", &minimax_m2, 62, 3072, 48, 8, 128, 256, 8, 1536, 200064, 196608, 5000000},
@@ -393,6 +416,7 @@ static const struct preset rows[] = {
     {"gemma-4-26b-a4b", &gemma4, 30, 2816, 16, 8, 256, 128, 8, 704, 262144, 262144, 1000000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
+    {"qwen3-vl-tiny", &qwen3_vl, 4, 256, 4, 2, 64, 16, 8, 128, 2048, 262144, 5000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
     {"mixtral-tiny", &mixtral, 4, 256, 2, 1, 128, 8, 2, 256, 2048, 32768, 1000000},
     {"gemma-tiny", &gemma4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 262144, 1000000},
@@ -435,13 +459,6 @@ int64_t preset_token(const struct preset *p, const char *text)
 }
 
 /* ---- config.json */
-
-static void put_names(struct json_out *o, const char *key, const char *const *names)
-{
-    json_out_open(o, key, '[');
-    for (; *names; names++) json_out_str(o, NULL, *names);
-    json_out_close(o, ']');
-}
 
 static void put_gpt_oss(struct json_out *o, const struct preset *p, int64_t n_layer)
 {
@@ -595,10 +612,32 @@ static void put_qwen3_next(struct json_out *o, const struct preset *p)
     json_out_bool(o, "norm_topk_prob", true);
 }
 
+/* The sections of n_pair rotated pairs, for positions in images. */
+static void put_sections(struct json_out *o, int64_t n_pair)
+{
+    json_out_bool(o, "mrope_interleaved", true);
+    json_out_open(o, "mrope_section", '[');
+    for (int64_t i = 2; i >= 0; i--) json_out_i64(o, NULL, (n_pair + i) / 3);
+    json_out_close(o, ']');
+}
+
+static void put_qwen3_vl(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    (void)n_layer;
+    json_out_i64(o, "intermediate_size", 3 * p->d_model); /* of dense layers; there are none */
+    json_out_i64(o, "decoder_sparse_step", 1);
+    json_out_open(o, "mlp_only_layers", '[');
+    json_out_close(o, ']');
+    json_out_bool(o, "norm_topk_prob", true);
+    json_out_i64(o, "rope_theta", p->theta);
+    json_out_open(o, "rope_scaling", '{');
+    json_out_str(o, "rope_type", "default");
+    put_sections(o, p->head_dim / 2);
+    json_out_close(o, '}');
+}
+
 static void put_qwen3_5(struct json_out *o, const struct preset *p, int64_t n_layer)
 {
-    const int64_t n_pair =
-        p->head_dim / 8; /* a quarter of a head is rotated; the sections are for positions in images */
     put_delta(o, p);
     json_out_bool(o, "attn_output_gate", true);
     json_out_str(o, "mamba_ssm_dtype", "float32");
@@ -609,10 +648,7 @@ static void put_qwen3_5(struct json_out *o, const struct preset *p, int64_t n_la
     json_out_str(o, "rope_type", "default");
     json_out_i64(o, "rope_theta", p->theta);
     json_out_real(o, "partial_rotary_factor", 0.25);
-    json_out_bool(o, "mrope_interleaved", true);
-    json_out_open(o, "mrope_section", '[');
-    for (int64_t i = 2; i >= 0; i--) json_out_i64(o, NULL, (n_pair + i) / 3);
-    json_out_close(o, ']');
+    put_sections(o, p->head_dim / 8); /* a quarter of a head is rotated */
     json_out_close(o, '}');
 }
 
@@ -651,105 +687,6 @@ static void put_family(struct json_out *o, const struct preset *p, int64_t n_lay
     }
 }
 
-/* NVFP4 of ModelOpt, weights alone. */
-static void put_modelopt(struct json_out *o)
-{
-    static const char *const kept[] = {
-        "*self_attn*", "*linear_attn*", "*router*", "*mlp.gate", "*block_sparse_moe.gate", "lm_head", NULL};
-    json_out_open(o, "quantization_config", '{');
-    json_out_str(o, "quant_method", "modelopt");
-    json_out_str(o, "quant_algo", "W4A16_NVFP4");
-    json_out_i64(o, "group_size", 16);
-    put_names(o, "ignore", kept);
-    json_out_close(o, '}');
-}
-
-static void put_numbers(struct json_out *o, const char *key, bool dynamic)
-{
-    json_out_open(o, key, '{');
-    json_out_i64(o, "num_bits", 8);
-    json_out_str(o, "type", "float");
-    json_out_bool(o, "dynamic", dynamic);
-    json_out_bool(o, "symmetric", true);
-    json_out_str(o, "strategy", "tensor");
-    json_out_close(o, '}');
-}
-
-/* FP8 of compressed-tensors. */
-static void put_compressed(struct json_out *o)
-{
-    static const char *const kept[] = {"re:.*self_attn.*", "re:.*linear_attn.*", "re:.*gate$", "lm_head", NULL};
-    json_out_open(o, "quantization_config", '{');
-    json_out_str(o, "quant_method", "compressed-tensors");
-    json_out_str(o, "format", "float-quantized");
-    json_out_str(o, "quantization_status", "compressed");
-    json_out_open(o, "config_groups", '{');
-    json_out_open(o, "group_0", '{');
-    put_names(o, "targets", (const char *const[]){"Linear", NULL});
-    put_numbers(o, "weights", false);
-    put_numbers(o, "input_activations", true);
-    json_out_close(o, '}');
-    json_out_close(o, '}');
-    put_names(o, "ignore", kept);
-    json_out_close(o, '}');
-}
-
-/* Writes the FP8 format of DeepSeek-V4: blocks of 128 x 128 whose scales are powers of two. */
-static void put_blocks(struct json_out *o)
-{
-    json_out_open(o, "quantization_config", '{');
-    json_out_str(o, "activation_scheme", "dynamic");
-    json_out_str(o, "fmt", "e4m3");
-    json_out_str(o, "quant_method", "fp8");
-    json_out_str(o, "scale_fmt", "ue8m0");
-    json_out_open(o, "weight_block_size", '[');
-    for (int i = 0; i < 2; i++) json_out_i64(o, NULL, 128);
-    json_out_close(o, ']');
-    json_out_close(o, '}');
-}
-
-/* MXFP4 of gpt-oss. */
-static void put_mxfp4(struct json_out *o)
-{
-    static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
-                                       "lm_head", NULL};
-    json_out_open(o, "quantization_config", '{');
-    json_out_str(o, "quant_method", "mxfp4");
-    put_names(o, "modules_to_not_convert", kept);
-    json_out_close(o, '}');
-}
-
-/* NF4 of bitsandbytes. */
-static void put_nf4(struct json_out *o)
-{
-    static const char *const kept[] = {"self_attn", "linear_attn", "router", "gate", "embed_tokens", "lm_head", NULL};
-    json_out_open(o, "quantization_config", '{');
-    json_out_str(o, "quant_method", "bitsandbytes");
-    json_out_bool(o, "load_in_4bit", true);
-    json_out_bool(o, "load_in_8bit", false);
-    json_out_str(o, "bnb_4bit_quant_type", "nf4");
-    json_out_bool(o, "bnb_4bit_use_double_quant", false);
-    json_out_str(o, "bnb_4bit_compute_dtype", "bfloat16");
-    json_out_str(o, "bnb_4bit_quant_storage", "uint8");
-    put_names(o, "llm_int8_skip_modules", kept);
-    json_out_close(o, '}');
-}
-
-static void put_quantization(struct json_out *o, const struct preset *p, enum weight_format experts)
-{
-    static const struct {
-        void (*put)(struct json_out *o);
-        void (*published)(struct json_out *o); /* of DeepSeek-V4, where it differs */
-    } configs[] = {[WF_MXFP4] = {put_mxfp4, put_blocks},
-                   [WF_NF4] = {put_nf4, NULL},
-                   [WF_NVFP4] = {put_modelopt, NULL},
-                   [WF_FP8] = {put_compressed, put_blocks}};
-    if (p->family->compress && configs[experts].published)
-        configs[experts].published(o);
-    else if (configs[experts].put)
-        configs[experts].put(o);
-}
-
 static void put_tokens(struct json_out *o, const struct preset *p)
 {
     const struct preset_family *f = p->family;
@@ -763,7 +700,7 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     const struct preset_family *f = p->family;
     *o = (struct json_out){.indent = true};
     json_out_open(o, NULL, '{');
-    put_names(o, "architectures", (const char *const[]){f->class_name, NULL});
+    presets_names(o, "architectures", (const char *const[]){f->class_name, NULL});
     json_out_str(o, "model_type", f->model_type);
     if (f->text_type) {
         json_out_open(o, "text_config", '{');
@@ -793,6 +730,6 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     put_family(o, p, n_layer, experts);
     put_tokens(o, p);
     if (f->text_type) json_out_close(o, '}');
-    put_quantization(o, p, experts);
+    presets_quantization(o, f->compress, experts);
     json_out_close(o, '}');
 }

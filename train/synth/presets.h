@@ -56,7 +56,8 @@ struct preset_family {
     int64_t yarn_len;                /* original_max_position_embeddings, 0: 4096 */
     double query_beta;               /* llama_4_scaling_beta; 0: none */
     bool attn_bias, qk_norm;         /* attention_bias; use_qk_norm where config.json has the key */
-    bool stacked;                    /* in bf16 all experts of a layer are one tensor [E, out, in] */
+    bool stacked;          /* in bf16 all experts of a layer are one tensor, [E, out, in] or, if arch.transposed_stacks,
+                              [E, in, out] */
     const char *text_type; /* model_type of the text part, whose settings are in text_config and whose tensors are below
                               model.language_model; NULL: the model has no other part */
     const struct delta_shape *delta; /* gated DeltaNet in three of four layers, and a shared expert as wide as the

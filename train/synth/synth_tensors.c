@@ -382,7 +382,9 @@ static bool is_stacked(const struct synth *s) { return s->p->family->stacked && 
 static void add_rows(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const int64_t e = s->a.n_exp;
-    add(s, layer_name(s, layer, p->stack).s, DT_BF16, 3, (int64_t[]){e, p->n_out, p->n_in}, normal(0, p->std));
+    const bool turned = s->a.transposed_stacks;
+    add(s, layer_name(s, layer, p->stack).s, DT_BF16, 3,
+        (int64_t[]){e, turned ? p->n_in : p->n_out, turned ? p->n_out : p->n_in}, normal(0, p->std));
     s->n_params += e * p->n_out * p->n_in;
 }
 

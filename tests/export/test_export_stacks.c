@@ -1,0 +1,75 @@
+/* test_export_stacks.c - merged exports of families whose experts transformers reads from one tensor only: the shape of
+ * the stacks, also where the source has a tensor for each expert, and single experts in quantised formats. */
+#include "tests/test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file/file.h"
+#include "data/safetensors.h"
+#include "tests/process.h"
+#include "train/synth/synth.h"
+
+/* A model with random weights, trained for two steps; the path of its configuration. */
+static const char *two_steps(const char *arch, const char *quant)
+{
+    static char path[MT_PATH];
+    char text[4 * MT_PATH];
+    struct err err;
+    const char *dir = scratch_dir();
+    char model[MT_PATH];
+    snprintf(model, sizeof(model), "%s/model", dir);
+    if (synth_run(&(struct synth_options){.arch = arch, .dir = model, .quant = quant}, &err)) fail_msg("%s", err.msg);
+    snprintf(path, sizeof(path), "%s/run.ini", dir);
+    const char *data = fixture("parity/case_a");
+    const int n = snprintf(text, sizeof(text),
+                           "[model]\npath = %s\n[data]\ntrain = %s/train.jsonl\neval = %s/eval.jsonl\nformat = text\n"
+                           "seq_len = 32\n[lora]\nr = 4\n[optim]\nlr = 2e-3\n[train]\nsteps = 2\nmicro_batch = 1\n"
+                           "grad_accum = 1\ndevice = cpu\n[output]\ndir = %s/out\n",
+                           model, data, data, dir);
+    if (file_write_atomic(path, text, n, &err)) fail_msg("%s", err.msg);
+    if (RUN(path)) fail_msg("%s: %s", arch, said.err);
+    return path;
+}
+
+/* Opens the export in a new directory, whose path is `dir`. */
+static void open_export(struct safetensors *st, const char *ini, const char *format, char dir[MT_PATH])
+{
+    struct err err;
+    snprintf(dir, MT_PATH, "%s/export", scratch_dir());
+    if (RUN("export", ini, "--to", format, "--out", dir)) fail_msg("%s: %s%s", format, said.out, said.err);
+    if (safetensors_open(st, dir, &err)) fail_msg("%s", err.msg);
+}
+
+#define VL    "model.language_model.layers.1.mlp.experts"
+#define GEMMA "model.language_model.layers.1.experts"
+
+/* merged-bf16 has the stacks that transformers reads: of Qwen3-VL [E, in, out], of others [E, out, in]. */
+static void stacks_as_published(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arch, *quant, *stack;
+        int64_t rows, cols;
+    } all[] = {{"qwen3-vl-tiny", "bf16", VL, 128, 256},
+               {"qwen3-vl-tiny", "nvfp4", VL, 128, 256},
+               {"gemma-tiny", "nvfp4", GEMMA, 256, 128}};
+    for (int i = 0; i < MT_LEN(all); i++) {
+        struct safetensors st;
+        char name[128], dir[MT_PATH];
+        open_export(&st, two_steps(all[i].arch, all[i].quant), "merged-bf16", dir);
+        snprintf(name, sizeof(name), "%s.down_proj", all[i].stack);
+        const struct st_tensor *t = safetensors_find(&st, name);
+        if (!t || t->ndim != 3 || t->shape[1] != all[i].rows || t->shape[2] != all[i].cols) fail_msg("row %d", i);
+        snprintf(name, sizeof(name), "%s.0.down_proj.weight", all[i].stack);
+        assert_null(safetensors_find(&st, name));
+        safetensors_close(&st);
+    }
+}
+
+int test_export_stacks(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(stacks_as_published)};
+    return cmocka_run_group_tests_name("export_stacks", tests, NULL, NULL);
+}
