@@ -84,8 +84,8 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     done
     return $status
 }
-kernel_groups=(fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_dense ops_dora ops_embed
-    ops_entries ops_experts ops_hyper ops_kl ops_mamba ops_mla ops_moe ops_norm ops_policy ops_preference
+kernel_groups=(fakequant fp8 input_quant ops_attn ops_branch ops_compress ops_decode ops_delta ops_dense ops_dora
+    ops_embed ops_entries ops_experts ops_hyper ops_kl ops_mamba ops_mla ops_moe ops_norm ops_policy ops_preference
     ops_prefix ops_residual ops_router ops_sample ops_shared_attn ops_short_conv ops_sigmoid ops_states optim quant)
 stage_memcheck() { sanitize memcheck -- "${kernel_groups[@]}" prof; }
 stage_synccheck() { sanitize synccheck -- "${kernel_groups[@]}"; }
@@ -95,9 +95,9 @@ stage_initcheck() { sanitize initcheck -- "${kernel_groups[@]}"; }
 # call cuBLASLt, whose Hopper kernels use TMA too.
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
-        fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_dora ops_entries ops_experts \
-        ops_hyper ops_mamba ops_mla ops_moe ops_norm ops_prefix ops_router ops_sample ops_shared_attn ops_short_conv \
-        ops_sigmoid ops_states optim quant
+        fakequant fp8 input_quant ops_attn ops_branch ops_compress ops_decode ops_delta ops_dora ops_entries \
+        ops_experts ops_hyper ops_mamba ops_mla ops_moe ops_norm ops_prefix ops_router ops_sample ops_shared_attn \
+        ops_short_conv ops_sigmoid ops_states optim quant
 }
 
 # build_for builds for one architecture; train_built_for runs the demo's model, with the log in $work/ARCH.log.

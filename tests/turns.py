@@ -23,8 +23,8 @@ LONGEST = [  # each at every sixth commit
     "emulated_hopper_ops_moe", "emulated_turn_ops_moe", "emulated_turn_ops_dense",
     "emulated_turn_ops_delta", "emulated_turn_ops_attn", "emulated_turn_ops_experts",
     "emulated_turn_ops_kl", "emulated_hopper_ops_shared_attn", "emulated_hopper_ops_hyper",
-    "emulated_hopper_ops_entries", "emulated_hopper_ops_prefix", "emulated_hopper_ops_preference",
-    "emulated_hopper_ops_decode",
+    "emulated_hopper_ops_branch", "emulated_hopper_ops_entries", "emulated_hopper_ops_prefix",
+    "emulated_hopper_ops_preference", "emulated_hopper_ops_decode",
     "plan_advice", "matrix", "configs", "package"]
 LONGEST_SHARE = 6
 

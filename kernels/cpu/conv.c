@@ -1,13 +1,43 @@
 /* conv.c - short causal convolutions of every column: with SiLU after it; LFM2's, between two gates. A thread computes
- * a few columns of one sequence. */
+ * a few columns of one sequence and of those that continue it, whose gradients it adds in their order. */
 #include "kernels/cpu/seqs.h"
 
 enum { COLS = 64 };
 
-/* Columns first .. first+n-1 of one sequence. tap: a row for each tap. before: the n_tap - 1 input rows before the
- * sequence, n_col apart; NULL: they are 0. */
+/* A sequence: its rows, the first row of its base, and the rows of the base that it continues. */
+struct rows {
+    int64_t row, len, base, prefix;
+};
+
+static struct rows rows_of(const struct seqs *seqs, int64_t seq)
+{
+    const int32_t *cu = seqs->cu.data;
+    return (struct rows){
+        .row = cu[seq], .len = cu[seq + 1] - cu[seq], .base = cu[seq_base(seqs, seq)], .prefix = seq_prefix(seqs, seq)};
+}
+
+/* Row t of a sequence, from -prefix on. */
+static int64_t row_number(const struct rows *r, int64_t t) { return t < 0 ? r->base + r->prefix + t : r->row + t; }
+
+/* The tap of output t that reads the first row of the sequence, or of its prefix. */
+static int64_t first_tap(const struct rows *r, int64_t n_tap, int64_t t)
+{
+    return MT_MAX(0, n_tap - 1 - t - r->prefix);
+}
+
+/* The first sequence after s that does not continue s. */
+static int64_t family_end(const struct seqs *seqs, int64_t s)
+{
+    do s++;
+    while (s < seqs->n_seq && seq_prefix(seqs, s));
+    return s;
+}
+
+/* Columns first .. first+n-1 of one sequence. tap: a row for each tap. before: in decoding, the n_tap - 1 input rows
+ * before the sequence, n_col apart; NULL: they are 0. */
 struct block {
-    int64_t row, len, first, n, n_tap, n_col;
+    struct rows at;
+    int64_t first, n, n_tap, n_col;
     const real *before;
     real tap[MT_MAX_TAPS][COLS], bias[COLS];
 };
@@ -15,9 +45,7 @@ struct block {
 static struct block block_of(const struct seqs *seqs, struct tensor w, struct tensor bias, int64_t seq, int64_t first,
                              int64_t n_col)
 {
-    const int32_t *cu = seqs->cu.data;
-    struct block b = {
-        .row = cu[seq], .len = cu[seq + 1] - cu[seq], .first = first, .n_tap = w.shape[1], .n_col = n_col};
+    struct block b = {.at = rows_of(seqs, seq), .first = first, .n_tap = w.shape[1], .n_col = n_col};
     b.n = MT_MIN(COLS, n_col - first);
     for (int64_t j = 0; j < b.n_tap; j++)
         for (int64_t c = 0; c < b.n; c++) b.tap[j][c] = (real)((const float *)w.data)[(first + c) * w.ld + j];
@@ -28,7 +56,7 @@ static struct block block_of(const struct seqs *seqs, struct tensor w, struct te
 /* Row t of the sequence. t >= -(n_tap - 1): negative rows precede the sequence. NULL: the row is 0. */
 static const real *row_at(const struct block *b, struct tensor x, int64_t t)
 {
-    if (t >= 0) return real_row(x, b->row + t) + b->first;
+    if (t >= -b->at.prefix) return real_row(x, row_number(&b->at, t)) + b->first;
     return b->before ? b->before + (b->n_tap - 1 + t) * b->n_col + b->first : NULL;
 }
 
@@ -45,8 +73,8 @@ static void convolve(const struct block *b, real *u, struct tensor x, int64_t t)
 static void block_fwd(const struct block *b, struct tensor y, struct tensor x)
 {
     real u[COLS];
-    for (int64_t t = 0; t < b->len; t++) {
-        real *out = real_row(y, b->row + t) + b->first;
+    for (int64_t t = 0; t < b->at.len; t++) {
+        real *out = real_row(y, b->at.row + t) + b->first;
         convolve(b, u, x, t);
         for (int64_t c = 0; c < b->n; c++) out[c] = u[c] / (1 + real_exp(-u[c]));
     }
@@ -57,7 +85,7 @@ static void block_fwd(const struct block *b, struct tensor y, struct tensor x)
 static void keep_tail(const struct block *b, struct tensor x, real *after)
 {
     for (int64_t i = 0; i < b->n_tap - 1; i++) {
-        const real *row = row_at(b, x, b->len - (b->n_tap - 1) + i);
+        const real *row = row_at(b, x, b->at.len - (b->n_tap - 1) + i);
         real *to = after + i * b->n_col + b->first;
         for (int64_t c = 0; c < b->n; c++) to[c] = row ? row[c] : 0;
     }
@@ -68,17 +96,17 @@ static void keep_tail(const struct block *b, struct tensor x, real *after)
 static void block_bwd(const struct block *b, struct tensor dx, struct tensor dy, struct tensor x)
 {
     real u[COLS];
-    for (int64_t t = 0; t < b->len; t++) {
-        const real *d = real_row(dy, b->row + t) + b->first;
-        real *own = real_row(dx, b->row + t) + b->first;
+    for (int64_t t = 0; t < b->at.len; t++) {
+        const real *d = real_row(dy, b->at.row + t) + b->first;
+        real *own = real_row(dx, b->at.row + t) + b->first;
         convolve(b, u, x, t);
         for (int64_t c = 0; c < b->n; c++) {
             const real s = 1 / (1 + real_exp(-u[c]));
             u[c] = d[c] * s * (1 + u[c] * (1 - s));
             own[c] = 0;
         }
-        for (int64_t j = MT_MAX(0, b->n_tap - 1 - t); j < b->n_tap; j++) {
-            real *row = real_row(dx, b->row + t - (b->n_tap - 1) + j) + b->first;
+        for (int64_t j = first_tap(&b->at, b->n_tap, t); j < b->n_tap; j++) {
+            real *row = real_row(dx, row_number(&b->at, t - (b->n_tap - 1) + j)) + b->first;
             for (int64_t c = 0; c < b->n; c++) row[c] += b->tap[j][c] * u[c];
         }
     }
@@ -93,11 +121,13 @@ static void each_block(struct device *dev, struct tensor out, struct tensor dy, 
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
     for (int64_t s = 0; s < seqs->n_seq; s++) {
         for (int64_t c = 0; c < x.shape[1]; c += COLS) {
-            const struct block b = block_of(seqs, w, bias, s, c, x.shape[1]);
-            if (dy.ndim)
-                block_bwd(&b, out, dy, x);
-            else
-                block_fwd(&b, out, x);
+            for (int64_t q = s; q < (seq_prefix(seqs, s) ? s : family_end(seqs, s)); q++) {
+                const struct block b = block_of(seqs, w, bias, q, c, x.shape[1]);
+                if (dy.ndim)
+                    block_bwd(&b, out, dy, x);
+                else
+                    block_fwd(&b, out, x);
+            }
         }
     }
 }
@@ -132,12 +162,13 @@ void CPU(conv_decode)(struct device *dev, struct tensor y, struct tensor x, stru
     }
 }
 
-/* ---- the gated short convolution: a thread computes a few columns of one sequence ---- */
+/* ---- the gated short convolution ---- */
 
-/* Columns first .. first+n-1 of one sequence. before: the n_tap - 1 rows of v before the sequence, n_col apart; NULL:
- * they are 0. */
+/* Columns first .. first+n-1 of one sequence. before: in decoding, the n_tap - 1 rows of v before the sequence, n_col
+ * apart; NULL: they are 0. */
 struct gated {
-    int64_t row, len, first, n, n_tap, n_col;
+    struct rows at;
+    int64_t first, n, n_tap, n_col;
     const real *before;
     struct tensor bcx, w, bias;
 };
@@ -145,11 +176,12 @@ struct gated {
 /* Row t of v = B * x. t >= -(n_tap - 1): negative rows precede the sequence. False: the row is 0. */
 static bool gated_row(const struct gated *g, int64_t t, real v[COLS])
 {
-    if (t < 0 && !g->before) return false;
-    const real *b = t < 0 ? g->before + (g->n_tap - 1 + t) * g->n_col : real_row(g->bcx, g->row + t);
+    const bool kept = t < -g->at.prefix;
+    if (kept && !g->before) return false;
+    const real *b = kept ? g->before + (g->n_tap - 1 + t) * g->n_col : real_row(g->bcx, row_number(&g->at, t));
     for (int64_t c = 0; c < g->n; c++) {
         v[c] = b[g->first + c];
-        if (t >= 0) v[c] *= b[2 * g->n_col + g->first + c];
+        if (!kept) v[c] *= b[2 * g->n_col + g->first + c];
     }
     return true;
 }
@@ -172,34 +204,40 @@ static void gated_convolve(const struct gated *g, int64_t t, real u[COLS])
 static void gated_fwd(const struct gated *g, struct tensor y)
 {
     real u[COLS];
-    for (int64_t t = 0; t < g->len; t++) {
-        const real *gate = real_row(g->bcx, g->row + t) + g->n_col + g->first;
-        real *out = real_row(y, g->row + t) + g->first;
+    for (int64_t t = 0; t < g->at.len; t++) {
+        const real *gate = real_row(g->bcx, g->at.row + t) + g->n_col + g->first;
+        real *out = real_row(y, g->at.row + t) + g->first;
         gated_convolve(g, t, u);
         for (int64_t c = 0; c < g->n; c++) out[c] = gate[c] * u[c];
     }
 }
 
-/* The first loop sums dv in the columns of dbcx that become dx. The second loop replaces dv by dx and writes dB. */
-static void gated_bwd(const struct gated *g, struct tensor dbcx, struct tensor dy)
+/* Writes dC, and sums dv in the columns of dbcx that become dx. */
+static void gated_sums(const struct gated *g, struct tensor dbcx, struct tensor dy)
 {
     real u[COLS];
-    for (int64_t t = 0; t < g->len; t++) {
-        const real *gate = real_row(g->bcx, g->row + t) + g->n_col + g->first, *d = real_row(dy, g->row + t) + g->first;
-        real *own = real_row(dbcx, g->row + t) + g->first;
+    for (int64_t t = 0; t < g->at.len; t++) {
+        const int64_t row = g->at.row + t;
+        const real *gate = real_row(g->bcx, row) + g->n_col + g->first, *d = real_row(dy, row) + g->first;
+        real *own = real_row(dbcx, row) + g->first;
         gated_convolve(g, t, u);
         for (int64_t c = 0; c < g->n; c++) {
             own[g->n_col + c] = d[c] * u[c];
             own[2 * g->n_col + c] = 0;
         }
-        for (int64_t j = MT_MAX(0, g->n_tap - 1 - t); j < g->n_tap; j++) {
-            real *dv = real_row(dbcx, g->row + t - (g->n_tap - 1) + j) + 2 * g->n_col + g->first;
+        for (int64_t j = first_tap(&g->at, g->n_tap, t); j < g->n_tap; j++) {
+            real *dv = real_row(dbcx, row_number(&g->at, t - (g->n_tap - 1) + j)) + 2 * g->n_col + g->first;
             for (int64_t c = 0; c < g->n; c++) dv[c] += tap(g, c, j) * d[c] * gate[c];
         }
     }
-    for (int64_t t = 0; t < g->len; t++) {
-        const real *b = real_row(g->bcx, g->row + t) + g->first;
-        real *own = real_row(dbcx, g->row + t) + g->first;
+}
+
+/* Replaces dv by dx and writes dB. */
+static void gated_products(const struct gated *g, struct tensor dbcx)
+{
+    for (int64_t t = 0; t < g->at.len; t++) {
+        const real *b = real_row(g->bcx, g->at.row + t) + g->first;
+        real *own = real_row(dbcx, g->at.row + t) + g->first;
         for (int64_t c = 0; c < g->n; c++) {
             const real dv = own[2 * g->n_col + c];
             own[c] = dv * b[2 * g->n_col + c];
@@ -213,7 +251,7 @@ static void gated_tail(const struct gated *g, real *after)
 {
     real v[COLS];
     for (int64_t i = 0; i < g->n_tap - 1; i++) {
-        const bool any = gated_row(g, g->len - (g->n_tap - 1) + i, v);
+        const bool any = gated_row(g, g->at.len - (g->n_tap - 1) + i, v);
         for (int64_t c = 0; c < g->n; c++) after[i * g->n_col + g->first + c] = any ? v[c] : 0;
     }
 }
@@ -221,10 +259,8 @@ static void gated_tail(const struct gated *g, real *after)
 static struct gated gated_of(const struct seqs *seqs, int64_t seq, int64_t first, struct tensor bcx, struct tensor w,
                              struct tensor bias)
 {
-    const int32_t *cu = seqs->cu.data;
     const int64_t n_col = bcx.shape[1] / 3;
-    return (struct gated){.row = cu[seq],
-                          .len = cu[seq + 1] - cu[seq],
+    return (struct gated){.at = rows_of(seqs, seq),
                           .first = first,
                           .n = MT_MIN(COLS, n_col - first),
                           .n_tap = w.shape[1],
@@ -256,8 +292,14 @@ void CPU(short_conv_bwd)(struct device *dev, struct tensor dbcx, struct tensor d
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
     for (int64_t s = 0; s < seqs->n_seq; s++) {
         for (int64_t c = 0; c < dy.shape[1]; c += COLS) {
-            const struct gated g = gated_of(seqs, s, c, bcx, w, bias);
-            gated_bwd(&g, dbcx, dy);
+            const int64_t end = seq_prefix(seqs, s) ? s : family_end(seqs, s);
+            for (int64_t i = 0; i < 2 * (end - s); i++) {
+                const struct gated g = gated_of(seqs, s + i % (end - s), c, bcx, w, bias);
+                if (i < end - s)
+                    gated_sums(&g, dbcx, dy);
+                else
+                    gated_products(&g, dbcx);
+            }
         }
     }
 }

@@ -10,7 +10,9 @@
  * No exponent is positive. The backward computes the states at the starts of the chunks again, then goes from the last
  * chunk to the first with E, the gradient of the state after the chunk.
  *
- * A thread computes a key head of one sequence, with its value heads one after another. */
+ * A thread computes a key head of one segment (struct segments), with its value heads one after another. Where other
+ * segments continue a segment, `ends` has the state after it, and E begins as the sum of their gradients in their
+ * order, from `grads`. A level is computed when those before it are complete; in the backward, those after it. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
@@ -21,10 +23,10 @@
 enum { CHUNK = MT_DELTA_CHUNK };
 static const real l2_eps = (real)1e-6;
 
-/* One value head of one sequence. */
+/* One value head of one segment. */
 struct head {
     const struct delta_shape *s;
-    int64_t first, len;                        /* rows of the sequence */
+    struct segment at;
     int64_t step;                              /* tokens of a chunk */
     int64_t q_col, k_col, v_col, o_col, b_col; /* its columns in qkv, o and ba */
     int64_t a_col;
@@ -53,13 +55,11 @@ struct grads {
 };
 
 static struct head head_of(const struct seqs *seqs, const struct delta_shape *s, struct tensor a_log,
-                           struct tensor dt_bias, int64_t seq, int64_t n, int64_t step)
+                           struct tensor dt_bias, int64_t segment, int64_t n, int64_t step)
 {
-    const int32_t *cu = seqs->cu.data;
     const int64_t key = n / (s->n_value / s->n_key), width = s->n_key * s->key_dim;
     return (struct head){.s = s,
-                         .first = cu[seq],
-                         .len = cu[seq + 1] - cu[seq],
+                         .at = segment_of(seqs, segment),
                          .step = step,
                          .q_col = key * s->key_dim,
                          .k_col = width + key * s->key_dim,
@@ -190,8 +190,8 @@ static void solve_transposed(const struct chunk *c, real *y, int64_t dim)
 static void chunk_load(const struct head *h, struct chunk *c, struct tensor qkv, struct tensor ba, int64_t i)
 {
     const int64_t a = h->s->key_dim, b = h->s->value_dim;
-    c->row = h->first + i * h->step;
-    c->n = MT_MIN(h->step, h->len - i * h->step);
+    c->row = h->at.first + i * h->step;
+    c->n = MT_MIN(h->step, h->at.len - i * h->step);
     normalise(c->q, c->rq, qkv, c->row, c->n, h->q_col, a, 1 / real_sqrt((real)a));
     normalise(c->k, c->rk, qkv, c->row, c->n, h->k_col, a, 1);
     gates(h, c, ba);
@@ -224,7 +224,7 @@ static void chunk_advance(const struct head *h, struct chunk *c, real *state)
     gemm_serial(true, false, a, b, c->n, 1, c->tmp, a, c->x, b, c->up[c->n - 1], state, b);
 }
 
-/* before, after: the state before and after the sequence's rows; NULL: 0, not kept. */
+/* before, after: the state before and after the segment's rows; NULL: 0, not kept. */
 static void head_fwd(const struct head *h, struct tensor o, struct tensor qkv, struct tensor ba, real *scratch,
                      const real *before, real *after)
 {
@@ -237,7 +237,7 @@ static void head_fwd(const struct head *h, struct tensor o, struct tensor qkv, s
         memcpy(state, before, bytes);
     else
         memset(state, 0, bytes);
-    for (int64_t i = 0; i * h->step < h->len; i++) {
+    for (int64_t i = 0; i * h->step < h->at.len; i++) {
         chunk_load(h, &c, qkv, ba, i);
         chunk_deltas(h, &c, state);
         real *out = real_row(o, c.row) + h->o_col;
@@ -346,102 +346,145 @@ static void write_grads(const struct head *h, const struct chunk *c, const struc
     }
 }
 
-/* The place of the state that enters chunk i > 0: the 64 rows of the micro-batch that its first row lies in. No two
- * chunks after the first of a sequence begin in the same 64 rows. */
-static real *state_of(struct tensor states, const struct head *h, int64_t i)
+/* The op of all heads. ends, grads: of value heads, by slots of segments. */
+struct delta {
+    struct tensor o, dqkv, dba, dout, qkv, ba, states, ends, grads;
+    const struct states *kept; /* of decoding; else NULL */
+};
+
+static real *slot_of(struct tensor slots, const struct head *h, int64_t slot)
 {
-    return real_row(states, ((h->first + i * CHUNK) / CHUNK - 1) * h->s->n_value + h->b_col);
+    return real_row(slots, slot * h->s->n_value + h->b_col);
 }
 
-static void head_bwd(const struct head *h, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,
-                     struct tensor ba, struct tensor states, real *scratch, bool accumulate)
+/* The place of the state that enters chunk i > 0: the 64 rows of the micro-batch that its first row lies in. No two
+ * chunks after the first of a segment begin in the same 64 rows. */
+static real *state_of(struct tensor states, const struct head *h, int64_t i)
 {
-    const int64_t a = h->s->key_dim, b = h->s->value_dim, n_chunk = (h->len + CHUNK - 1) / CHUNK;
-    const size_t bytes = (size_t)(a * b) * sizeof(real);
+    return slot_of(states, h, (h->at.first + i * CHUNK) / CHUNK - 1);
+}
+
+/* The state that enters chunk i; NULL: it is 0. */
+static const real *state_in(const struct delta *d, const struct head *h, int64_t i)
+{
+    if (i) return state_of(d->states, h, i);
+    return h->at.in < 0 ? NULL : slot_of(d->ends, h, h->at.in);
+}
+
+static void set_state(real *state, const real *from, size_t bytes)
+{
+    if (from)
+        memcpy(state, from, bytes);
+    else
+        memset(state, 0, bytes);
+}
+
+/* The states after all chunks but the last, and after the last if other segments continue it. */
+static void head_states(const struct head *h, const struct delta *d, real *scratch)
+{
+    const int64_t size = h->s->key_dim * h->s->value_dim, n_chunk = (h->at.len + CHUNK - 1) / CHUNK;
+    const size_t bytes = (size_t)size * sizeof(real);
     struct chunk c;
-    struct grads d;
-    real *state = take(&scratch, a * b), *e = take(&scratch, a * b);
+    real *state = take(&scratch, size);
     chunk_init(&c, h->s, &scratch);
-    grads_init(&d, h->s, &scratch);
-    memset(state, 0, bytes);
-    for (int64_t i = 0; i + 1 < n_chunk; i++) {
-        chunk_load(h, &c, qkv, ba, i);
+    set_state(state, state_in(d, h, 0), bytes);
+    for (int64_t i = 0; i + 1 < n_chunk || (i < n_chunk && h->at.n_out); i++) {
+        chunk_load(h, &c, d->qkv, d->ba, i);
         chunk_deltas(h, &c, state);
         chunk_advance(h, &c, state);
-        memcpy(state_of(states, h, i + 1), state, bytes);
+        memcpy(i + 1 < n_chunk ? state_of(d->states, h, i + 1) : slot_of(d->ends, h, h->at.out), state, bytes);
     }
+}
+
+static void head_grads(const struct head *h, const struct delta *all, real *scratch, bool accumulate)
+{
+    const int64_t size = h->s->key_dim * h->s->value_dim, n_chunk = (h->at.len + CHUNK - 1) / CHUNK;
+    const size_t bytes = (size_t)size * sizeof(real);
+    struct chunk c;
+    struct grads d;
+    real *state = take(&scratch, size), *e = take(&scratch, size);
+    chunk_init(&c, h->s, &scratch);
+    grads_init(&d, h->s, &scratch);
     memset(e, 0, bytes);
+    for (int64_t k = 0; k < h->at.n_out; k++) {
+        const real *of = slot_of(all->grads, h, h->at.out + k);
+        for (int64_t i = 0; i < size; i++) e[i] += of[i];
+    }
     for (int64_t i = n_chunk - 1; i >= 0; i--) {
-        if (i)
-            memcpy(state, state_of(states, h, i), bytes);
-        else
-            memset(state, 0, bytes);
-        chunk_load(h, &c, qkv, ba, i);
+        set_state(state, state_in(all, h, i), bytes);
+        chunk_load(h, &c, all->qkv, all->ba, i);
         chunk_deltas(h, &c, state);
-        const real through = state_grads(h, &c, &d, state, e, real_row(dout, c.row) + h->o_col, dout.ld);
+        const real through = state_grads(h, &c, &d, state, e, real_row(all->dout, c.row) + h->o_col, all->dout.ld);
         solve_grads(h, &c, &d);
         gate_grads(h, &c, &d, through);
         vector_grads(h, &c, &d);
-        write_grads(h, &c, &d, dqkv, dba, qkv, accumulate);
+        write_grads(h, &c, &d, all->dqkv, all->dba, all->qkv, accumulate);
     }
+    if (h->at.own >= 0) memcpy(slot_of(all->grads, h, h->at.own), e, bytes);
 }
 
 /* ---- ops ---- */
 
-/* The op of all heads: forward, or with dout backward. */
-struct delta {
-    struct tensor o, dqkv, dba, dout, qkv, ba, states;
-    const struct states *kept; /* of decoding; else NULL */
-};
-
-static void head_decode(const struct delta *d, const struct head *h, int64_t seq, real *scratch)
+/* A segment is a sequence in decoding. */
+static void head_outputs(const struct delta *d, const struct head *h, int64_t segment, real *scratch)
 {
     const int64_t first = h->b_col * h->s->key_dim * h->s->value_dim; /* of the head in a state */
-    const real *before = d->kept ? state_before(d->kept, seq) : NULL;
-    real *after = d->kept ? state_after(d->kept, seq) : NULL;
-    head_fwd(h, d->o, d->qkv, d->ba, scratch, before ? before + first : NULL, after ? after + first : NULL);
+    const real *before = d->kept ? state_before(d->kept, segment) : NULL;
+    real *after = d->kept ? state_after(d->kept, segment) : NULL;
+    if (d->kept)
+        head_fwd(h, d->o, d->qkv, d->ba, scratch, before ? before + first : NULL, after ? after + first : NULL);
+    else
+        head_fwd(h, d->o, d->qkv, d->ba, scratch, state_in(d, h, 0),
+                 h->at.n_out ? slot_of(d->ends, h, h->at.out) : NULL);
 }
 
-static void each_head(struct device *dev, const struct delta *d, struct tensor a_log, struct tensor dt_bias,
-                      const struct seqs *seqs, const struct delta_shape *shape, struct tensor scratch)
+enum pass { OUTPUTS, STATES, GRADS };
+
+static void each_head(struct device *dev, const struct delta *d, enum pass pass, struct tensor a_log,
+                      struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape,
+                      struct tensor scratch)
 {
     const int64_t group = shape->n_value / shape->n_key, step = dev->steady_rows ? 1 : CHUNK;
+    const int64_t n_level = MT_MAX(1, seqs->segments.n_level);
     check_seqs(seqs, d->qkv.shape[0]);
+    for (int64_t i = 0; i < n_level; i++) {
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
-    for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
-        for (int64_t n = 0; n < shape->n_value; n += group) {
-            for (int64_t v = n; v < n + group; v++) {
-                const struct head h = head_of(seqs, shape, a_log, dt_bias, seq, v, step);
-                real *own = real_row(scratch, omp_get_thread_num());
-                if (d->dout.ndim)
-                    head_bwd(&h, d->dqkv, d->dba, d->dout, d->qkv, d->ba, d->states, own, v > n);
-                else
-                    head_decode(d, &h, seq, own);
+        for (int64_t segment = 0; segment < n_segments(seqs); segment++) {
+            for (int64_t n = 0; n < shape->n_value; n += group) {
+                for (int64_t v = n; v < n + group; v++) {
+                    const struct head h = head_of(seqs, shape, a_log, dt_bias, segment, v, step);
+                    real *own = real_row(scratch, omp_get_thread_num());
+                    if (h.at.level != (pass == GRADS ? n_level - 1 - i : i)) continue;
+                    if (pass == OUTPUTS) head_outputs(d, &h, segment, own);
+                    if (pass == STATES) head_states(&h, d, own);
+                    if (pass == GRADS) head_grads(&h, d, own, v > n);
+                }
             }
         }
     }
 }
 
-static void all_fwd(struct device *dev, const struct delta *all, struct tensor a_log, struct tensor dt_bias,
+static void all_fwd(struct device *dev, struct delta all, struct tensor a_log, struct tensor dt_bias,
                     const struct seqs *seqs, const struct delta_shape *shape)
 {
-    const int64_t mark = arena_mark(&dev->work), n_real = shape->key_dim * shape->value_dim + chunk_reals(shape);
-    const struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, n_real);
-    if (!dev->dry_run) each_head(dev, all, a_log, dt_bias, seqs, shape, scratch);
+    const int64_t mark = arena_mark(&dev->work), size = shape->key_dim * shape->value_dim;
+    const struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, size + chunk_reals(shape));
+    all.ends = arena_tensor_2d(&dev->work, DT_REAL, seqs->segments.n_slot * shape->n_value, size);
+    if (!dev->dry_run) each_head(dev, &all, OUTPUTS, a_log, dt_bias, seqs, shape, scratch);
     arena_release(&dev->work, mark);
 }
 
 void CPU(delta_fwd)(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
                     struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
 {
-    all_fwd(dev, &(struct delta){.o = o, .qkv = qkv, .ba = ba}, a_log, dt_bias, seqs, shape);
+    all_fwd(dev, (struct delta){.o = o, .qkv = qkv, .ba = ba}, a_log, dt_bias, seqs, shape);
 }
 
 void CPU(delta_decode)(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
                        struct tensor dt_bias, const struct states *states, const struct delta_shape *shape)
 {
     if (!dev->dry_run) check_slots(states);
-    all_fwd(dev, &(struct delta){.o = o, .qkv = qkv, .ba = ba, .kept = states}, a_log, dt_bias, states->seqs, shape);
+    all_fwd(dev, (struct delta){.o = o, .qkv = qkv, .ba = ba, .kept = states}, a_log, dt_bias, states->seqs, shape);
 }
 
 void CPU(delta_bwd)(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,
@@ -451,8 +494,18 @@ void CPU(delta_bwd)(struct device *dev, struct tensor dqkv, struct tensor dba, s
     const int64_t mark = arena_mark(&dev->work), size = shape->key_dim * shape->value_dim;
     const int64_t n_real = 2 * size + chunk_reals(shape) + grads_reals(shape);
     const struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, n_real);
-    const struct tensor states = arena_tensor_2d(&dev->work, DT_REAL, qkv.shape[0] / CHUNK * shape->n_value, size);
-    const struct delta all = {.dqkv = dqkv, .dba = dba, .dout = dout, .qkv = qkv, .ba = ba, .states = states};
-    if (!dev->dry_run) each_head(dev, &all, a_log, dt_bias, seqs, shape, scratch);
+    const int64_t n_slot = seqs->segments.n_slot * shape->n_value;
+    const struct delta all = {
+        .dqkv = dqkv,
+        .dba = dba,
+        .dout = dout,
+        .qkv = qkv,
+        .ba = ba,
+        .states = arena_tensor_2d(&dev->work, DT_REAL, qkv.shape[0] / CHUNK * shape->n_value, size),
+        .ends = arena_tensor_2d(&dev->work, DT_REAL, n_slot, size),
+        .grads = arena_tensor_2d(&dev->work, DT_REAL, n_slot, size),
+    };
+    for (int pass = STATES; pass <= GRADS && !dev->dry_run; pass++)
+        each_head(dev, &all, (enum pass)pass, a_log, dt_bias, seqs, shape, scratch);
     arena_release(&dev->work, mark);
 }

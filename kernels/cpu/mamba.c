@@ -12,7 +12,9 @@
  *   ds_i = <W_i, dY_i> - <V_i, U_i>, and for the last token + <S, E>, S after the chunk. M and W have no diagonal,
  * whose two terms would only cancel there.
  *
- * A thread computes a group of one sequence, with its heads one after another. */
+ * A thread computes a group of one segment (struct segments), with its heads one after another. Where other segments
+ * continue a segment, `ends` has the state after it, and E begins as the sum of their gradients in their order, from
+ * `grads`. A level is computed when those before it are complete; in the backward, those after it. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
@@ -22,10 +24,11 @@
 
 enum { CHUNK = MT_MAMBA_CHUNK };
 
-/* One head of one sequence. */
+/* One head of one segment. */
 struct head {
     const struct mamba *m;
-    int64_t n, first, len;       /* its number; rows of the sequence */
+    struct segment at;
+    int64_t n;                   /* its number */
     int64_t step;                /* tokens of a chunk */
     int64_t x_col, b_col, c_col; /* its columns in xbc; x_col is also that in y */
     double decay, dt_bias, d;    /* exp(A_log) */
@@ -43,14 +46,12 @@ struct chunk {
     real *w, *u, *k, *of_state;    /* backward; of_state: [CHUNK, A] */
 };
 
-static struct head head_of(const struct seqs *seqs, const struct mamba *m, int64_t seq, int64_t n, int64_t step)
+static struct head head_of(const struct seqs *seqs, const struct mamba *m, int64_t segment, int64_t n, int64_t step)
 {
-    const int32_t *cu = seqs->cu.data;
     const int64_t group = n / (m->n_head / m->n_group), b = m->n_head * m->head_dim;
     return (struct head){.m = m,
+                         .at = segment_of(seqs, segment),
                          .n = n,
-                         .first = cu[seq],
-                         .len = cu[seq + 1] - cu[seq],
                          .step = step,
                          .x_col = n * m->head_dim,
                          .b_col = b + group * m->state,
@@ -128,8 +129,8 @@ static void chunk_load(const struct head *h, struct chunk *c, struct tensor xbc,
                        bool inside)
 {
     const int64_t a = h->m->state;
-    c->row = h->first + i * h->step;
-    c->n = MT_MIN(h->step, h->len - i * h->step);
+    c->row = h->at.first + i * h->step;
+    c->n = MT_MIN(h->step, h->at.len - i * h->step);
     const real *row = real_row(xbc, c->row);
     c->ld = xbc.ld;
     c->x = row + h->x_col;
@@ -160,7 +161,7 @@ static void chunk_advance(const struct head *h, struct chunk *c, real *state)
     gemm_serial(true, false, a, b, c->n, 1, c->tmp, a, c->v, b, c->up[c->n - 1], state, b);
 }
 
-/* before, after: the state before and after the sequence's rows; NULL: 0, not kept. */
+/* before, after: the state before and after the segment's rows; NULL: 0, not kept. */
 static void head_fwd(const struct head *h, struct tensor y, struct tensor xbc, struct tensor dt, real *scratch,
                      const real *before, real *after)
 {
@@ -169,7 +170,7 @@ static void head_fwd(const struct head *h, struct tensor y, struct tensor xbc, s
     real *state = take(&scratch, size);
     chunk_init(&c, h->m, &scratch);
     for (int64_t i = 0; i < size; i++) state[i] = before ? before[i] : 0;
-    for (int64_t i = 0; i * h->step < h->len; i++) {
+    for (int64_t i = 0; i * h->step < h->at.len; i++) {
         chunk_load(h, &c, xbc, dt, i, true);
         real *out = real_row(y, c.row) + h->x_col;
         chunk_inside(h, &c, state, out, y.ld);
@@ -238,38 +239,69 @@ static void own_grads(const struct head *h, const struct chunk *c, const real *s
     }
 }
 
-/* The place of the state that enters chunk i > 0: the 64 rows of the micro-batch that its first row lies in. No two
- * chunks after the first of a sequence begin in the same 64 rows. */
-static real *state_of(struct tensor states, const struct head *h, int64_t i)
-{
-    return real_row(states, ((h->first + i * CHUNK) / CHUNK - 1) * h->m->n_head + h->n);
-}
-
-/* The op of all heads: forward, or with dy backward. */
+/* The op of all heads. ends, grads: of heads, by slots of segments. */
 struct job {
-    struct tensor y, dxbc, ddt, dy, xbc, dt, states;
+    struct tensor y, dxbc, ddt, dy, xbc, dt, states, ends, grads;
     const struct states *kept; /* of decoding; else NULL */
 };
 
-static void head_bwd(const struct head *h, const struct job *j, real *scratch, bool accumulate)
+static real *slot_of(struct tensor slots, const struct head *h, int64_t slot)
 {
-    const int64_t a = h->m->state, b = h->m->head_dim, n_chunk = (h->len + CHUNK - 1) / CHUNK;
+    return real_row(slots, slot * h->m->n_head + h->n);
+}
+
+/* The place of the state that enters chunk i > 0: the 64 rows of the micro-batch that its first row lies in. No two
+ * chunks after the first of a segment begin in the same 64 rows. */
+static real *state_of(struct tensor states, const struct head *h, int64_t i)
+{
+    return slot_of(states, h, (h->at.first + i * CHUNK) / CHUNK - 1);
+}
+
+/* The state that enters chunk i; NULL: it is 0. */
+static const real *state_in(const struct job *j, const struct head *h, int64_t i)
+{
+    if (i) return state_of(j->states, h, i);
+    return h->at.in < 0 ? NULL : slot_of(j->ends, h, h->at.in);
+}
+
+static void set_state(real *state, const real *from, size_t bytes)
+{
+    if (from)
+        memcpy(state, from, bytes);
+    else
+        memset(state, 0, bytes);
+}
+
+/* The states after all chunks but the last, and after the last if other segments continue it. */
+static void head_states(const struct head *h, const struct job *j, real *scratch)
+{
+    const int64_t size = h->m->state * h->m->head_dim, n_chunk = (h->at.len + CHUNK - 1) / CHUNK;
+    const size_t bytes = (size_t)size * sizeof(real);
+    struct chunk c;
+    real *state = take(&scratch, size);
+    chunk_init(&c, h->m, &scratch);
+    set_state(state, state_in(j, h, 0), bytes);
+    for (int64_t i = 0; i + 1 < n_chunk || (i < n_chunk && h->at.n_out); i++) {
+        chunk_load(h, &c, j->xbc, j->dt, i, false);
+        chunk_advance(h, &c, state);
+        memcpy(i + 1 < n_chunk ? state_of(j->states, h, i + 1) : slot_of(j->ends, h, h->at.out), state, bytes);
+    }
+}
+
+static void head_grads(const struct head *h, const struct job *j, real *scratch, bool accumulate)
+{
+    const int64_t a = h->m->state, b = h->m->head_dim, n_chunk = (h->at.len + CHUNK - 1) / CHUNK;
     const size_t bytes = (size_t)(a * b) * sizeof(real);
     struct chunk c;
     real *state = take(&scratch, a * b), *e = take(&scratch, a * b);
     chunk_init(&c, h->m, &scratch);
-    memset(state, 0, bytes);
     memset(e, 0, bytes);
-    for (int64_t i = 0; i + 1 < n_chunk; i++) {
-        chunk_load(h, &c, j->xbc, j->dt, i, false);
-        chunk_advance(h, &c, state);
-        memcpy(state_of(j->states, h, i + 1), state, bytes);
+    for (int64_t k = 0; k < h->at.n_out; k++) {
+        const real *of = slot_of(j->grads, h, h->at.out + k);
+        for (int64_t i = 0; i < a * b; i++) e[i] += of[i];
     }
     for (int64_t i = n_chunk - 1; i >= 0; i--) {
-        if (i)
-            memcpy(state, state_of(j->states, h, i), bytes);
-        else
-            memset(state, 0, bytes);
+        set_state(state, state_in(j, h, i), bytes);
         chunk_load(h, &c, j->xbc, j->dt, i, true);
         const real *dy = real_row(j->dy, c.row) + h->x_col;
         inner_grads(h, &c, state, e, dy, j->dy.ld);
@@ -278,60 +310,80 @@ static void head_bwd(const struct head *h, const struct job *j, real *scratch, b
         scale_rows(c.tmp, c.c, c.ld, c.up, c.n, a);
         gemm_serial(true, false, a, b, c.n, 1, c.tmp, a, dy, j->dy.ld, c.up[c.n - 1], e, b);
     }
+    if (h->at.own >= 0) memcpy(slot_of(j->grads, h, h->at.own), e, bytes);
 }
 
-static void head_decode(const struct job *j, const struct head *h, int64_t seq, real *scratch)
+/* A segment is a sequence in decoding. */
+static void head_outputs(const struct job *j, const struct head *h, int64_t segment, real *scratch)
 {
     const int64_t first = h->n * h->m->state * h->m->head_dim; /* of the head in a state */
-    const real *before = j->kept ? state_before(j->kept, seq) : NULL;
-    real *after = j->kept ? state_after(j->kept, seq) : NULL;
-    head_fwd(h, j->y, j->xbc, j->dt, scratch, before ? before + first : NULL, after ? after + first : NULL);
+    const real *before = j->kept ? state_before(j->kept, segment) : NULL;
+    real *after = j->kept ? state_after(j->kept, segment) : NULL;
+    if (j->kept)
+        head_fwd(h, j->y, j->xbc, j->dt, scratch, before ? before + first : NULL, after ? after + first : NULL);
+    else
+        head_fwd(h, j->y, j->xbc, j->dt, scratch, state_in(j, h, 0),
+                 h->at.n_out ? slot_of(j->ends, h, h->at.out) : NULL);
 }
 
-static void each_head(struct device *dev, const struct job *j, const struct seqs *seqs, const struct mamba *m)
+enum pass { OUTPUTS, STATES, GRADS };
+
+static void each_head(struct device *dev, const struct job *j, enum pass pass, const struct seqs *seqs,
+                      const struct mamba *m, struct tensor scratch)
 {
-    const int64_t mark = arena_mark(&dev->work), heads = m->n_head / m->n_group;
-    const int64_t step = dev->steady_rows ? 1 : CHUNK;
-    const struct tensor scratch =
-        arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, 2 * m->state * m->head_dim + chunk_reals(m));
-    if (!dev->dry_run) {
-        check_seqs(seqs, j->xbc.shape[0]);
+    const int64_t heads = m->n_head / m->n_group, step = dev->steady_rows ? 1 : CHUNK;
+    const int64_t n_level = MT_MAX(1, seqs->segments.n_level);
+    check_seqs(seqs, j->xbc.shape[0]);
+    for (int64_t l = 0; l < n_level; l++) {
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
-        for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
+        for (int64_t segment = 0; segment < n_segments(seqs); segment++) {
             for (int64_t group = 0; group < m->n_group; group++) {
                 for (int64_t i = 0; i < heads; i++) {
-                    const struct head h = head_of(seqs, m, seq, group * heads + i, step);
+                    const struct head h = head_of(seqs, m, segment, group * heads + i, step);
                     real *own = real_row(scratch, omp_get_thread_num());
-                    if (j->dy.ndim)
-                        head_bwd(&h, j, own, i > 0);
-                    else
-                        head_decode(j, &h, seq, own);
+                    if (h.at.level != (pass == GRADS ? n_level - 1 - l : l)) continue;
+                    if (pass == OUTPUTS) head_outputs(j, &h, segment, own);
+                    if (pass == STATES) head_states(&h, j, own);
+                    if (pass == GRADS) head_grads(&h, j, own, i > 0);
                 }
             }
         }
     }
+}
+
+static void all_passes(struct device *dev, struct job j, enum pass first, enum pass last, const struct seqs *seqs,
+                       const struct mamba *m)
+{
+    const int64_t mark = arena_mark(&dev->work), size = m->state * m->head_dim;
+    const int64_t n_slot = seqs->segments.n_slot * m->n_head;
+    const struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, 2 * size + chunk_reals(m));
+    j.ends = arena_tensor_2d(&dev->work, DT_REAL, n_slot, size);
+    if (last == GRADS) {
+        j.states = arena_tensor_2d(&dev->work, DT_REAL, j.xbc.shape[0] / CHUNK * m->n_head, size);
+        j.grads = arena_tensor_2d(&dev->work, DT_REAL, n_slot, size);
+    }
+    for (int pass = (int)first; pass <= (int)last && !dev->dry_run; pass++)
+        each_head(dev, &j, (enum pass)pass, seqs, m, scratch);
     arena_release(&dev->work, mark);
 }
 
 void CPU(mamba_fwd)(struct device *dev, struct tensor y, struct tensor xbc, struct tensor dt, const struct seqs *seqs,
                     const struct mamba *m)
 {
-    each_head(dev, &(struct job){.y = y, .xbc = xbc, .dt = dt}, seqs, m);
+    all_passes(dev, (struct job){.y = y, .xbc = xbc, .dt = dt}, OUTPUTS, OUTPUTS, seqs, m);
 }
 
 void CPU(mamba_decode)(struct device *dev, struct tensor y, struct tensor xbc, struct tensor dt,
                        const struct states *states, const struct mamba *m)
 {
+    const struct job j = {.y = y, .xbc = xbc, .dt = dt, .kept = states};
     if (!dev->dry_run) check_slots(states);
-    each_head(dev, &(struct job){.y = y, .xbc = xbc, .dt = dt, .kept = states}, states->seqs, m);
+    all_passes(dev, j, OUTPUTS, OUTPUTS, states->seqs, m);
 }
 
 void CPU(mamba_bwd)(struct device *dev, struct tensor dxbc, struct tensor ddt, struct tensor dy, struct tensor xbc,
                     struct tensor dt, const struct seqs *seqs, const struct mamba *m)
 {
-    const int64_t mark = arena_mark(&dev->work);
-    const struct tensor states =
-        arena_tensor_2d(&dev->work, DT_REAL, xbc.shape[0] / CHUNK * m->n_head, m->state * m->head_dim);
-    each_head(dev, &(struct job){.dxbc = dxbc, .ddt = ddt, .dy = dy, .xbc = xbc, .dt = dt, .states = states}, seqs, m);
-    arena_release(&dev->work, mark);
+    const struct job j = {.dxbc = dxbc, .ddt = ddt, .dy = dy, .xbc = xbc, .dt = dt};
+    all_passes(dev, j, STATES, GRADS, seqs, m);
 }

@@ -32,6 +32,26 @@ static inline void check_seqs(const struct seqs *seqs, int64_t n_tok)
     MT_REQUIRE(right, "%lld sequences do not cover %lld rows", (long long)seqs->n_seq, (long long)n_tok);
 }
 
+/* A segment: its rows, and its links as in ops.h. */
+struct segment {
+    int64_t first, len, level, in, own, out, n_out;
+};
+static inline int64_t n_segments(const struct seqs *seqs) { return seqs->segments.n ? seqs->segments.n : seqs->n_seq; }
+static inline struct segment segment_of(const struct seqs *seqs, int64_t i)
+{
+    const struct segments *s = &seqs->segments;
+    const int32_t *cu = s->n ? s->cu.data : seqs->cu.data;
+    struct segment x = {.first = cu[i], .len = cu[i + 1] - cu[i], .in = -1, .own = -1, .out = -1};
+    if (!s->n) return x;
+    const int32_t *links = (const int32_t *)s->links.data + i * SEGMENT_LINKS;
+    x.level = links[SEGMENT_LEVEL];
+    x.in = links[SEGMENT_IN];
+    x.own = links[SEGMENT_OWN];
+    x.out = links[SEGMENT_OUT];
+    x.n_out = links[SEGMENT_N_OUT];
+    return x;
+}
+
 /* The row of the token at position p of sequence s. */
 static inline real *page_row(const struct pages *pages, int64_t s, int64_t p)
 {

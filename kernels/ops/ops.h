@@ -125,12 +125,23 @@ struct route {
  * last sequence before it with prefix 0. These n rows come before its own ones, so row cu[s] is at position n. A base
  * does not see the sequences that continue it, nor do they see each other. An op takes prefixes only where its contract
  * says so. */
+struct segments {
+    int64_t n, n_level, n_slot; /* n 0: no prefixes, every sequence is one segment */
+    struct tensor cu;           /* [n + 1] i32, as that of seqs */
+    struct tensor links;        /* [n, SEGMENT_LINKS] i32 */
+};
 struct seqs {
     struct tensor cu;
     int64_t n_seq, max_len; /* max_len: no sequence is longer, its prefix included */
     double pairs; /* (query, key) pairs under the causal mask, without a window, of all sequences; for FLOP counts */
     struct tensor prefix;
+    struct segments segments; /* where ops with a state get prefixes */
 };
+/* Ops with a state cut the rows of sequences where a prefix ends (kernels/segments.h). Segments that continue the same
+ * segment have adjacent slots. Level: how many segments come before it. In: the slot of the state that it begins with,
+ * the first one of these slots; -1: zero. Own: its slot for the gradient of that state, or -1. Out, n_out: the slots of
+ * the n_out segments that continue it. */
+enum { SEGMENT_LEVEL, SEGMENT_IN, SEGMENT_OWN, SEGMENT_OUT, SEGMENT_N_OUT, SEGMENT_LINKS };
 struct attn_shape {
     int64_t n_head, n_kv, head_dim, window; /* window 0: full causal; W: keys j with i-W < j <= i */
     float scale;

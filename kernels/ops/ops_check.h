@@ -45,6 +45,15 @@ static inline void want_weight(const char *op, const struct weight *w, int64_t n
                (long long)n_in);
 }
 
+/* For ops with a state. */
+static inline void want_segments(const char *op, const struct seqs *seqs)
+{
+    const struct segments *s = &seqs->segments;
+    MT_REQUIRE(!seqs->prefix.ndim == !s->n, "%s: %lld segments", op, (long long)s->n);
+    if (!s->n) return;
+    want(op, "segments", s->cu, DT_I32, 1, (int64_t[]){s->n + 1});
+    want(op, "links", s->links, DT_I32, 2, (int64_t[]){s->n, SEGMENT_LINKS});
+}
 /* prefixes: the op takes sequences that continue others. */
 static inline void want_seqs(const char *op, const struct seqs *seqs, bool prefixes)
 {
@@ -59,6 +68,7 @@ static inline void want_states(const char *op, const struct states *s, enum dtyp
     want(op, "slot", s->slot, DT_I32, 1, &s->seqs->n_seq);
     want(op, "pos", s->pos, DT_I32, 1, &n_tok);
     MT_REQUIRE(s->values.ndim || !n, "%s: no states of %lld values", op, (long long)n);
+    MT_REQUIRE(!s->seqs->prefix.ndim, "%s takes no prefixes", op);
 }
 
 static inline bool contiguous(struct tensor x) { return x.ndim == 1 || x.ld == x.shape[x.ndim - 1]; }

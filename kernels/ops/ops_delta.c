@@ -11,7 +11,7 @@ static void want_conv(struct device *dev, struct tensor x, struct tensor y, stru
     WANT(y, dev->act_dtype, n_tok, n_col);
     WANT(w, DT_F32, n_col, n_tap);
     WANT_OPT(bias, DT_F32, n_col);
-    want_seqs(__func__, seqs, false);
+    want_seqs(__func__, seqs, true);
 }
 
 void op_conv_silu_fwd(struct device *dev, struct tensor y, struct tensor x, struct tensor w, struct tensor bias,
@@ -56,7 +56,8 @@ static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, s
     WANT(ba, dev->act_dtype, n_tok, 2 * s->n_value);
     WANT(a_log, DT_F32, s->n_value);
     WANT(dt_bias, DT_F32, s->n_value);
-    want_seqs(__func__, seqs, false);
+    want_seqs(__func__, seqs, true);
+    want_segments(__func__, seqs);
 }
 
 /* Adds the FLOPs of matrix products, per chunk of C = MT_DELTA_CHUNK rows and value head: `inside` products of the

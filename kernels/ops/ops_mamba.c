@@ -15,7 +15,8 @@ static void want_mamba(struct device *dev, struct tensor xbc, struct tensor y, s
     WANT(m->a_log, DT_F32, m->n_head);
     WANT(m->dt_bias, DT_F32, m->n_head);
     WANT(m->d, DT_F32, m->n_head);
-    want_seqs(__func__, seqs, false);
+    want_seqs(__func__, seqs, true);
+    want_segments(__func__, seqs);
 }
 
 /* Adds FLOPs. Each token has, for every group, `group` products with the rows of its chunk over the columns of b or c;

@@ -11,7 +11,7 @@ static void want_short(struct device *dev, struct tensor bcx, struct tensor y, s
     WANT(y, dev->act_dtype, n_tok, n_col);
     WANT(w, DT_F32, n_col, n_tap);
     WANT_OPT(bias, DT_F32, n_col);
-    want_seqs(__func__, seqs, false);
+    want_seqs(__func__, seqs, true);
 }
 
 void op_short_conv_fwd(struct device *dev, struct tensor y, struct tensor bcx, struct tensor w, struct tensor bias,
@@ -38,10 +38,7 @@ void op_short_conv_decode(struct device *dev, struct tensor y, struct tensor bcx
 {
     const int64_t n = (w.shape[1] - 1) * y.shape[1];
     want_short(dev, bcx, y, w, bias, tail->seqs);
-    WANT_OPT(tail->values, dev->stat_dtype, tail->values.shape[0], n);
-    WANT(tail->slot, DT_I32, tail->seqs->n_seq);
-    WANT(tail->pos, DT_I32, y.shape[0]);
-    MT_REQUIRE(tail->values.ndim || !n, "no tails of %lld values", (long long)n);
+    want_states(__func__, tail, dev->stat_dtype, y.shape[0], n);
     MOVES(dev, y, bcx, w);
     dev->op.bytes += 2 * (double)(tail->seqs->n_seq * n * dtype_size(dev->stat_dtype));
     RUN(0, short_conv_decode, y, bcx, w, bias, tail);

@@ -17,7 +17,7 @@ struct delta_shape {
     int64_t n_key, n_value, key_dim, value_dim;
 };
 /* y[t,c] = silu(u), u = bias[c] + sum_j w[c,j] x[t - (J-1) + j, c]; rows before the sequence are 0. x, y [T,C] act,
- * y =; w [C,J] f32, J <= MT_MAX_TAPS; bias [C] f32 or absent */
+ * y =; w [C,J] f32, J <= MT_MAX_TAPS; bias [C] f32 or absent. Takes prefixes, as does the backward. */
 typedef void conv_silu_fwd_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w, struct tensor bias,
                               const struct seqs *seqs);
 /* dx [T,C] act =, dy [T,C] act */
@@ -30,7 +30,8 @@ typedef void conv_decode_fn(struct device *dev, struct tensor y, struct tensor x
 /* Gated delta rule: for every value head a state S [A,B], 0 before the first token of a sequence, then per token
  *   S' = e^g S;  S = S' + k (beta (v - S'^T k))^T;  o = S^T q
  * of q = A^-1/2 q / |q| and k = k / |k|, |x| = sqrt(sum x^2 + 1e-6). beta = sigmoid(b), g = -exp(a_log) softplus(a +
- * dt_bias). o [T,N*B] act =; qkv [T,C] act; ba [T,2N] act: b | a; a_log, dt_bias [N] f32 */
+ * dt_bias). o [T,N*B] act =; qkv [T,C] act; ba [T,2N] act: b | a; a_log, dt_bias [N] f32. Takes prefixes, with the
+ * segments of seqs, as does the backward. */
 typedef void delta_fwd_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
                           struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape);
 /* delta_fwd that begins with the states S of the sequences and updates them: N * A * B values each, stat */
@@ -58,7 +59,7 @@ struct mamba {
 };
 /* For every head a state S [A,B], 0 before the first token of a sequence, then per token
  *   S = e^(-step exp(a_log)) S + step b x^T;  y = S^T c + d x,  step = clamp(softplus(dt + dt_bias)).
- * y [T,N*B] act =; xbc [T,C] act; dt [T,N] act */
+ * y [T,N*B] act =; xbc [T,C] act; dt [T,N] act. Takes prefixes, with the segments of seqs, as does the backward. */
 typedef void mamba_fwd_fn(struct device *dev, struct tensor y, struct tensor xbc, struct tensor dt,
                           const struct seqs *seqs, const struct mamba *m);
 /* mamba_fwd that begins with the states S of the sequences and updates them: N * A * B values each, stat */

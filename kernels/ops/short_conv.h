@@ -11,7 +11,7 @@ struct states;
 enum { MT_MAX_SHORT_TAPS = 32 };
 /* Of rows B | C | x, D columns each:  y[t] = C[t] * u[t],  u[t,c] = bias[c] + sum_j w[c,j] v[t - (J-1) + j, c],
  * v = B * x, which is not rounded; rows before the sequence are 0. y [T,D] act =; bcx [T,3D] act; w [D,J] f32,
- * J <= MT_MAX_SHORT_TAPS; bias [D] f32 or absent */
+ * J <= MT_MAX_SHORT_TAPS; bias [D] f32 or absent. Takes prefixes, as does the backward. */
 typedef void short_conv_fwd_fn(struct device *dev, struct tensor y, struct tensor bcx, struct tensor w,
                                struct tensor bias, const struct seqs *seqs);
 /* dbcx [T,3D] act =, dy [T,D] act */

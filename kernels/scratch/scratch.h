@@ -204,21 +204,27 @@ struct scratch_delta {
     bool chunks;
     struct tensor inverse, m;                 /* [T, N * DELTA_ROWS] bf16 */
     struct tensor factors, gates;             /* [N * T, 4] f32 */
-    struct tensor x, states, grads;           /* backward: [T, N * DELTA_DIM], [states, DELTA_DIM] bf16 */
+    struct tensor x;                          /* backward: [T, N * DELTA_DIM] bf16 */
     struct tensor err, dd, dq, dk_in, dk_out; /* without chunks, backward: [T, N * A], [T, N * K] f32 */
     struct tensor dbeta, dg;                  /* without chunks, backward: [T, N] f32 */
+    /* [slots * N * DELTA_DIM, DELTA_DIM] bf16, backward for T / DELTA_ROWS chunks and then for segments, forward only
+     * states of segments. Without chunks: [slots of segments * N, A * K] f32. grads: backward */
+    struct tensor states, grads;
+    struct tensor sums; /* without chunks, backward: [slots of segments * N] f32 */
 };
 /* In the forward, values and written are both o; in the backward they are dout and dqkv. */
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
-                                   const struct delta_shape *shape, bool backward);
+                                   const struct seqs *seqs, const struct delta_shape *shape, bool backward);
 
 /* Mamba-2 in chunks of MT_MAMBA_CHUNK rows and blocks of MAMBA_COLS columns of a head. */
 enum { MAMBA_COLS = 64 };
 struct scratch_mamba {
-    struct tensor gates;         /* [N * T, 2] f32 */
-    struct tensor states, grads; /* [T / chunk * N * blocks * A, MAMBA_COLS] bf16; grads: backward */
+    struct tensor gates; /* [N * T, 2] f32 */
+    /* [slots * N * blocks * A, MAMBA_COLS] bf16, for T / chunk chunks and the slots of segments; grads: backward */
+    struct tensor states, grads;
 };
-struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct mamba *m, bool backward);
+struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct seqs *seqs,
+                                   const struct mamba *m, bool backward);
 
 enum { HYPER_SPLITS = 8, HYPER_COEFS = MT_MAX_STREAMS + MT_MAX_STREAMS * MT_MAX_STREAMS, HYPER_FACTORS = 32 };
 /* Columns of the partial sums of op_hyper_pre_fwd: the products of x with fn, in one or three tiles of 8, and the sum

@@ -142,27 +142,42 @@ static bool in_chunks(enum cuda_arch arch, struct tensor qkv, struct tensor valu
            2 * qkv.shape[0] * shape->n_value < INT32_MAX;
 }
 
-static void push_chunks(struct device *dev, struct scratch_delta *s, int64_t n_tok, int64_t n, bool backward)
+static void push_chunks(struct device *dev, struct scratch_delta *s, int64_t n_tok, int64_t n, int64_t n_slot,
+                        bool backward)
 {
-    const int64_t n_row = n_tok / DELTA_ROWS * n * DELTA_DIM; /* of all states */
+    const int64_t n_row = ((backward ? n_tok / DELTA_ROWS : 0) + n_slot) * n * DELTA_DIM; /* of all states */
     s->inverse = arena_tensor_2d(&dev->work, DT_BF16, n_tok, n * DELTA_ROWS);
     s->m = arena_tensor_2d(&dev->work, DT_BF16, n_tok, n * DELTA_ROWS);
     s->factors = arena_tensor_2d(&dev->work, DT_F32, n * n_tok, 4);
     s->gates = arena_tensor_2d(&dev->work, DT_F32, n * n_tok, 4);
+    s->states = arena_tensor_2d(&dev->work, DT_BF16, n_row, DELTA_DIM);
     if (!backward) return;
     s->x = arena_tensor_2d(&dev->work, DT_BF16, n_tok, n * DELTA_DIM);
-    s->states = arena_tensor_2d(&dev->work, DT_BF16, n_row, DELTA_DIM);
     s->grads = arena_tensor_2d(&dev->work, DT_BF16, n_row, DELTA_DIM);
 }
 
+/* Of segments, for the kernels that compute token by token. */
+static void push_ends(struct device *dev, struct scratch_delta *s, int64_t n, const struct delta_shape *shape,
+                      bool backward)
+{
+    const int64_t size = shape->key_dim * shape->value_dim;
+    s->states = arena_tensor_2d(&dev->work, DT_F32, n, size);
+    s->grads = arena_tensor_2d(&dev->work, DT_F32, backward ? n : 0, size);
+    s->sums = arena_tensor_1d(&dev->work, DT_F32, backward ? n : 0);
+}
+
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
-                                   const struct delta_shape *shape, bool backward)
+                                   const struct seqs *seqs, const struct delta_shape *shape, bool backward)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], n = shape->n_value;
+    const int64_t n_slot = seqs->segments.n_slot;
     struct scratch_delta s = {.chunks = in_chunks(dev->ops->arch(), qkv, values, written, shape)};
     struct tensor *of_values[] = {&s.err, &s.dd}, *of_keys[] = {&s.dq, &s.dk_in, &s.dk_out},
                   *of_heads[] = {&s.dbeta, &s.dg};
-    if (s.chunks) push_chunks(dev, &s, n_tok, n, backward);
+    if (s.chunks)
+        push_chunks(dev, &s, n_tok, n, n_slot, backward);
+    else
+        push_ends(dev, &s, n_slot * n, shape, backward);
     if (!s.chunks && backward) {
         for (int i = 0; i < 2; i++) *of_values[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, n * shape->value_dim);
         for (int i = 0; i < 3; i++) *of_keys[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, n * shape->key_dim);
@@ -174,10 +189,12 @@ struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct
 
 /* ---- Mamba-2 */
 
-struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct mamba *m, bool backward)
+struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct seqs *seqs,
+                                   const struct mamba *m, bool backward)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = xbc.shape[0];
-    const int64_t n_row = n_tok / MT_MAMBA_CHUNK * m->n_head * ceil_div(m->head_dim, MAMBA_COLS) * m->state;
+    const int64_t n_state = n_tok / MT_MAMBA_CHUNK + seqs->segments.n_slot;
+    const int64_t n_row = n_state * m->n_head * ceil_div(m->head_dim, MAMBA_COLS) * m->state;
     struct scratch_mamba s = {.gates = arena_tensor_2d(&dev->work, DT_F32, m->n_head * n_tok, 2)};
     s.states = arena_tensor_2d(&dev->work, DT_BF16, n_row, MAMBA_COLS);
     s.grads = arena_tensor_2d(&dev->work, DT_BF16, backward ? n_row : 0, MAMBA_COLS);

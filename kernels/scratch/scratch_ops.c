@@ -86,26 +86,26 @@ static void index_decode(struct device *dev, struct tensor idx, struct tensor q,
 static void delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
                       struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
 {
-    scratch_delta(dev, qkv, o, o, shape, false);
+    scratch_delta(dev, qkv, o, o, seqs, shape, false);
 }
 
 static void delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,
                       struct tensor ba, struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
                       const struct delta_shape *shape)
 {
-    scratch_delta(dev, qkv, dout, dqkv, shape, true);
+    scratch_delta(dev, qkv, dout, dqkv, seqs, shape, true);
 }
 
 static void mamba_fwd(struct device *dev, struct tensor y, struct tensor xbc, struct tensor dt, const struct seqs *seqs,
                       const struct mamba *m)
 {
-    scratch_mamba(dev, xbc, m, false);
+    scratch_mamba(dev, xbc, seqs, m, false);
 }
 
 static void mamba_bwd(struct device *dev, struct tensor dxbc, struct tensor ddt, struct tensor dy, struct tensor xbc,
                       struct tensor dt, const struct seqs *seqs, const struct mamba *m)
 {
-    scratch_mamba(dev, xbc, m, true);
+    scratch_mamba(dev, xbc, seqs, m, true);
 }
 
 static void hyper_pre_fwd(struct device *dev, struct tensor y, struct tensor m, struct tensor rstd, struct tensor x,

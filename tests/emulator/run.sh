@@ -13,9 +13,9 @@ build=$(cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 chosen=$2
 shift 2
-[ $# -gt 0 ] || set -- cache fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_dense ops_dora \
-    ops_embed ops_entries ops_experts ops_hyper ops_kl ops_mamba ops_mla ops_moe ops_norm ops_policy ops_preference \
-    ops_prefix ops_residual ops_router ops_sample ops_shared_attn ops_short_conv ops_sigmoid ops_states \
+[ $# -gt 0 ] || set -- cache fakequant fp8 input_quant ops_attn ops_branch ops_compress ops_decode ops_delta ops_dense \
+    ops_dora ops_embed ops_entries ops_experts ops_hyper ops_kl ops_mamba ops_mla ops_moe ops_norm ops_policy \
+    ops_preference ops_prefix ops_residual ops_router ops_sample ops_shared_attn ops_short_conv ops_sigmoid ops_states \
     optim packing qat quant
 export OMP_WAIT_POLICY=passive
 number=$(git rev-list --count HEAD 2> /dev/null) || number=$(($(date +%s) / 86400)) # of commits, or of the day

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "tests/op_check.h"
+#include "tests/kernels/prefix_rows.h"
 
 enum { MAX_SEQ = 12 };
 
@@ -77,19 +77,6 @@ static void bwd(struct attn *a) { op_attn_bwd(a->dev, a->dqkv, a->dout, a->o, a-
 
 /* ---- side by side */
 
-/* For each row of the whole sequences, its row in the batch with prefixes; -1 - row if it is a copy of a row of a
- * prefix. */
-static int64_t whole_rows(const struct shape *s, int64_t *row)
-{
-    int64_t n = 0, first = 0, base = 0;
-    for (int i = 0; i < s->n_seq; first += s->len[i++]) {
-        if (!s->prefix[i]) base = first;
-        for (int64_t t = 0; t < s->prefix[i]; t++) row[n++] = -1 - (base + t);
-        for (int64_t t = 0; t < s->len[i]; t++) row[n++] = first + t;
-    }
-    return n;
-}
-
 /* The batch of whole sequences; the gradients of outputs of copies are 0. */
 static struct attn attn_side_by_side(const struct attn *a, const struct shape *s, const int64_t *row, int64_t n)
 {
@@ -97,35 +84,9 @@ static struct attn attn_side_by_side(const struct attn *a, const struct shape *s
     for (int i = 0; i < s->n_seq; i++) whole.len[i] += s->prefix[i], whole.prefix[i] = 0;
     struct attn b = attn_make(a->dev, &whole, 0);
     b.seqs.prefix = (struct tensor){0};
-    const int64_t width = b.qkv.shape[1], out = b.o.shape[1];
-    for (int64_t t = 0; t < n; t++) {
-        const int64_t from = row[t] < 0 ? -1 - row[t] : row[t];
-        for (int64_t c = 0; c < width; c++) set_value(b.qkv, t * width + c, value_at(a->qkv, from * width + c));
-        for (int64_t c = 0; c < out; c++)
-            set_value(b.dout, t * out + c, row[t] < 0 ? 0 : value_at(a->dout, from * out + c));
-    }
+    put_whole(b.qkv, a->qkv, row, n, false);
+    put_whole(b.dout, a->dout, row, n, true);
     return b;
-}
-
-/* The rows of b that are not copies, in the order of `like`. */
-static struct tensor own_rows(struct tensor b, const int64_t *row, int64_t n, struct tensor like)
-{
-    struct tensor y = make_copy(like);
-    const int64_t width = b.shape[1];
-    for (int64_t t = 0; t < n; t++)
-        for (int64_t c = 0; c < width && row[t] >= 0; c++) set_value(y, row[t] * width + c, value_at(b, t * width + c));
-    return y;
-}
-static struct tensor sum_of_copies(struct tensor b, const int64_t *row, int64_t n, struct tensor like)
-{
-    struct tensor y = make_zero(like.dtype, like.shape[0], like.shape[1], -1);
-    const int64_t width = b.shape[1];
-    for (int64_t t = 0; t < n; t++)
-        for (int64_t c = 0; c < width; c++) {
-            const int64_t at = (row[t] < 0 ? -1 - row[t] : row[t]) * width + c;
-            set_value(y, at, value_at(y, at) + value_at(b, t * width + c));
-        }
-    return y;
 }
 
 static void check_side_by_side(const struct shape *s, bool oracle)
@@ -134,7 +95,7 @@ static void check_side_by_side(const struct shape *s, bool oracle)
     struct device dev;
     op_check_begin(&dev, oracle);
     struct attn a = attn_make(&dev, s, 0);
-    const int64_t n = whole_rows(s, row);
+    const int64_t n = whole_rows(s->len, s->prefix, s->n_seq, row);
     struct attn b = attn_side_by_side(&a, s, row, n);
     const double bound = oracle ? 1e-12 : 1e-5;
     fwd(&a), bwd(&a), fwd(&b), bwd(&b);

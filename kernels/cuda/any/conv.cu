@@ -257,6 +257,141 @@ static dim3 grid_of(struct conv_job *job)
     return dim3(grid_x(n_band), (unsigned)strips);
 }
 
+/* ---- prefixes (struct seqs): the kernels of sequences run first, and take each sequence alone. The kernels below then
+ * compute again the rows that have neighbours in another sequence: the first J - 1 rows of a sequence that continues a
+ * base and, backward, the last J - 1 rows of the prefix. A thread per row and column; sums in the order of the
+ * sequences and of the taps. GATED: LFM2's convolution. */
+
+struct branch_job {
+    int n_col, n_tap, n_seq;
+    const int32_t *cu, *prefix;
+    row_view<> x, y, dy, dx;
+    const float *w, *bias; /* bias: NULL without */
+};
+
+/* A sequence: its rows, the rows of its base that it continues. */
+struct branch {
+    int first, len, base, prefix;
+};
+static __device__ inline struct branch find_branch(const struct branch_job &job, int seq)
+{
+    int base = seq;
+    while (job.prefix[base] > 0) base--;
+    return {job.cu[seq], job.cu[seq + 1] - job.cu[seq], job.cu[base], job.prefix[seq]};
+}
+/* The row at position p of the sequence. */
+static __device__ inline int branch_row(const struct branch &b, int p)
+{
+    return p < b.prefix ? b.base + p : b.first + p - b.prefix;
+}
+
+template <bool GATED>
+static __device__ inline float branch_u(const struct branch_job &job, const struct branch &b, int p, int c)
+{
+    float u = job.bias ? job.bias[c] : 0;
+    for (int j = max(0, job.n_tap - 1 - p); j < job.n_tap; j++) {
+        const bf16 *row = job.x.at(branch_row(b, p - (job.n_tap - 1) + j)) + c;
+        const float v = __bfloat162float(row[0]);
+        u = fmaf(job.w[(int64_t)c * job.n_tap + j], GATED ? v * __bfloat162float(row[2 * job.n_col]) : v, u);
+    }
+    return u;
+}
+
+/* The gradient of u at position p. */
+template <bool GATED>
+static __device__ inline float branch_du(const struct branch_job &job, const struct branch &b, int p, int c)
+{
+    const int row = branch_row(b, p);
+    const float d = __bfloat162float(job.dy.at(row)[c]);
+    if (GATED) return d * __bfloat162float(job.x.at(row)[job.n_col + c]);
+    const float u = branch_u<false>(job, b, p, c), s = fast_sigmoid(u);
+    return d * s * (1 + u * (1 - s));
+}
+
+/* The gradient at position p of the input, by the outputs of the sequence itself. */
+template <bool GATED>
+static __device__ inline float branch_dv(const struct branch_job &job, const struct branch &b, int p, int c)
+{
+    float sum = 0;
+    for (int at = max(p, b.prefix); at < min(p + job.n_tap, b.prefix + b.len); at++)
+        sum = fmaf(job.w[(int64_t)c * job.n_tap + job.n_tap - 1 - (at - p)], branch_du<GATED>(job, b, at, c), sum);
+    return sum;
+}
+
+template <bool GATED> static __device__ inline void branch_store(const struct branch_job &job, int row, int c, float dv)
+{
+    bf16 *out = job.dx.at(row) + c;
+    const bf16 *in = job.x.at(row) + c;
+    out[0] = __float2bfloat16_rn(GATED ? dv * __bfloat162float(in[2 * job.n_col]) : dv);
+    if (GATED) out[2 * job.n_col] = __float2bfloat16_rn(dv * __bfloat162float(in[0]));
+}
+
+template <bool GATED> static __global__ void __launch_bounds__(BLOCK) branch_fwd(const struct branch_job job)
+{
+    const int seq = (int)blockIdx.x / (job.n_tap - 1), i = (int)blockIdx.x % (job.n_tap - 1);
+    const int c = (int)(blockIdx.y * BLOCK + threadIdx.x);
+    const struct branch b = find_branch(job, seq);
+    if (c >= job.n_col || b.prefix == 0 || i >= b.len) return;
+    const float u = branch_u<GATED>(job, b, b.prefix + i, c);
+    const float factor = GATED ? __bfloat162float(job.x.at(b.first + i)[job.n_col + c]) : fast_sigmoid(u);
+    job.y.at(b.first + i)[c] = __float2bfloat16_rn(u * factor);
+}
+
+/* Own rows of the sequences. */
+template <bool GATED> static __global__ void __launch_bounds__(BLOCK) branch_bwd(const struct branch_job job)
+{
+    const int seq = (int)blockIdx.x / (job.n_tap - 1), i = (int)blockIdx.x % (job.n_tap - 1);
+    const int c = (int)(blockIdx.y * BLOCK + threadIdx.x);
+    const struct branch b = find_branch(job, seq);
+    if (c >= job.n_col || b.prefix == 0 || i >= b.len) return;
+    branch_store<GATED>(job, b.first + i, c, branch_dv<GATED>(job, b, b.prefix + i, c));
+    if (GATED)
+        job.dx.at(b.first + i)[job.n_col + c] =
+            __float2bfloat16_rn(__bfloat162float(job.dy.at(b.first + i)[c]) * branch_u<GATED>(job, b, b.prefix + i, c));
+}
+
+/* Rows of the base. A row near the ends of several prefixes is left to the first of their sequences. */
+template <bool GATED> static __global__ void __launch_bounds__(BLOCK) branch_base(const struct branch_job job)
+{
+    const int seq = (int)blockIdx.x / (job.n_tap - 1), p = job.prefix[seq] - 1 - (int)blockIdx.x % (job.n_tap - 1);
+    const int c = (int)(blockIdx.y * BLOCK + threadIdx.x);
+    int q = seq;
+    if (c >= job.n_col || p < 0) return;
+    while (job.prefix[q - 1] > 0) {
+        q--;
+        if (job.prefix[q] > p && job.prefix[q] < p + job.n_tap) return;
+    }
+    float dv = branch_dv<GATED>(job, find_branch(job, q - 1), p, c);
+    for (; q < job.n_seq && job.prefix[q] > 0; q++)
+        if (job.prefix[q] > p) dv += branch_dv<GATED>(job, find_branch(job, q), p, c);
+    branch_store<GATED>(job, branch_row(find_branch(job, seq), p), c, dv);
+}
+
+/* x, y, dx, dy: absent where the direction has none. */
+template <bool GATED>
+static void run_branches(struct tensor x, struct tensor y, struct tensor dx, struct tensor dy, struct tensor w,
+                         struct tensor bias, const struct seqs *seqs)
+{
+    struct branch_job job = {(int)w.shape[0], (int)w.shape[1], (int)seqs->n_seq};
+    if (!seqs->prefix.ndim || job.n_tap == 1) return;
+    job.cu = i32_ptr(seqs->cu), job.prefix = i32_ptr(seqs->prefix);
+    job.w = f32_ptr(w), job.bias = bias.ndim ? f32_ptr(bias) : NULL;
+    job.x = rows_of(x);
+    const dim3 grid(grid_x(seqs->n_seq * (job.n_tap - 1)), (unsigned)ceil_div(job.n_col, BLOCK));
+    if (y.ndim) {
+        job.y = rows_of(y);
+        branch_fwd<GATED><<<grid, BLOCK, 0, cuda.stream>>>(job);
+    } else {
+        job.dx = rows_of(dx), job.dy = rows_of(dy);
+        branch_bwd<GATED><<<grid, BLOCK, 0, cuda.stream>>>(job);
+        CUDA_CHECK_LAUNCH();
+        branch_base<GATED><<<grid, BLOCK, 0, cuda.stream>>>(job);
+    }
+    CUDA_CHECK_LAUNCH();
+}
+
+static const struct tensor absent = {};
+
 extern "C" void cuda_conv_silu_fwd(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
                                    struct tensor bias, const struct seqs *seqs)
 {
@@ -269,6 +404,7 @@ extern "C" void cuda_conv_silu_fwd(struct device *dev, struct tensor y, struct t
     else
         (job.n_tap <= 4 ? conv_fwd<4, false> : conv_fwd<MT_MAX_TAPS, false>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
+    run_branches<false>(x, y, absent, absent, w, bias, seqs);
 }
 
 extern "C" void cuda_conv_silu_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
@@ -284,6 +420,7 @@ extern "C" void cuda_conv_silu_bwd(struct device *dev, struct tensor dx, struct 
     else
         (job.n_tap <= 4 ? conv_bwd<4, false> : conv_bwd<MT_MAX_TAPS, false>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
+    run_branches<false>(x, absent, dx, dy, w, bias, seqs);
 }
 
 /* ---- decoding: a thread per token and column; then a thread per sequence and column reads a tail, then replaces it
@@ -469,6 +606,7 @@ extern "C" void cuda_short_conv_fwd(struct device *dev, struct tensor y, struct 
     job.y = aligned_rows(y, "a short convolution");
     short_fwd<<<short_grid(job), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
+    run_branches<true>(bcx, y, absent, absent, w, bias, seqs);
 }
 
 extern "C" void cuda_short_conv_bwd(struct device *dev, struct tensor dbcx, struct tensor dy, struct tensor bcx,
@@ -480,6 +618,7 @@ extern "C" void cuda_short_conv_bwd(struct device *dev, struct tensor dbcx, stru
     job.dbcx = aligned_rows(dbcx, "a short convolution");
     short_bwd<<<short_grid(job), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
+    run_branches<true>(bcx, absent, dbcx, dy, w, bias, seqs);
 }
 
 struct short_decode_job {

@@ -8,8 +8,8 @@
  *             backward   E += q do^T, dk_out = E delta, E = e^g (E + k dmem^T)
  *   tokens    dk = dk_in + dk_out, sums over the value heads of a key head, norms of q and k; dbeta = <dd, err>, dG =
  *             <q, dq> + <k, dk_in> - <k, dk_out>; dg = the sum of dG over the tokens after, inside the sequence
- * The op's forward is the first line, its backward runs all of them. Every document begins with a zero state, unless
- * decoding continues from the state of a slot.
+ * The op's forward is the first line, its backward runs all of them. Segments (struct segments) continue others: the
+ * columns store the state after a segment, or the gradient before it, a launch for each level; so do the sums of dG.
  * Shapes: as in ops.h, bf16; err, dd [T, N*B] and dq, dk_in, dk_out [T, N*A] f32 in scratch. T may be 0.
  * Needs: A and B at most 128, T N < 2^31.
  * Grid: a block per sequence and value head, a thread per column (row), TILE tokens at a time through shared memory (at
@@ -28,14 +28,32 @@ enum { TILE = 16, MAX_DIM = 128, SCAN = 256 };
 struct delta_job {
     struct delta_shape s;
     int64_t n_tok;
-    const int32_t *cu;
+    const int32_t *cu, *links; /* of segments; links NULL: of sequences, without prefixes */
+    int n_seq, n_level, level;
     row_view<> qkv, ba, o, dout, dqkv, dba;
     const float *a_log, *dt_bias;
     float *err, *dd;                 /* [T, N*B] */
     float *dq, *dk_in, *dk_out;      /* [T, N*A] */
     float *dbeta, *dg;               /* [T, N]; dg: dG */
     struct state_view<float> states; /* decoding: [slots, N*A*B] */
+    float *ends, *grads, *sums;      /* of segments: [slots, N, A*B]; sums of dG [slots, N] */
 };
+
+/* A link of the block's segment (SEGMENT_*); -1 without prefixes. */
+static __device__ inline int link_of(const struct delta_job *job, int link)
+{
+    return job->links ? job->links[blockIdx.x * SEGMENT_LINKS + link] : -1;
+}
+/* Whether the segment has another level than the launch. */
+static __device__ inline bool other_level(const struct delta_job *job, bool back)
+{
+    return job->links && link_of(job, SEGMENT_LEVEL) != (back ? job->n_level - 1 - job->level : job->level);
+}
+/* The state of value head n in a slot; NULL without a slot. */
+static __device__ inline float *slot_at(const struct delta_job *job, float *slots, int slot, int n)
+{
+    return slot < 0 ? NULL : slots + (slot * job->s.n_value + n) * job->s.key_dim * job->s.value_dim;
+}
 
 /* The value head of a block, and its columns. */
 struct head {
@@ -89,27 +107,43 @@ static __device__ inline void load_gates(float *beta, float *decay, const struct
     if (i < n) gates(&beta[i], &decay[i], job, t + i, h->n);
 }
 
-/* Column c of the state of a head: row r is b values further. */
+/* s += this thread's row or column of a state: n values, `step` apart. from NULL: none. */
 template <int DIM>
-static __device__ inline void load_column(float s[DIM], const struct delta_job &job, const struct head &h, int a, int b)
+static __device__ inline void add_state(float s[DIM], const float *from, int64_t first, int n, int step)
 {
-    const int c = (int)threadIdx.x;
-    const float *from = state_before(job.states, job.cu, (int)blockIdx.x);
-    if (from == NULL || c >= b) return;
+    if (from == NULL) return;
 #pragma unroll
     for (int r = 0; r < DIM; r++)
-        if (r < a) s[r] = from[((int64_t)h.n * a + r) * b + c];
+        if (r < n) s[r] += from[first + (int64_t)r * step];
 }
+/* add_state of the gradients of the segments that continue this one. */
 template <int DIM>
-static __device__ inline void store_column(const float s[DIM], const struct delta_job &job, const struct head &h, int a,
-                                           int b)
+static __device__ inline void add_grads(float s[DIM], const struct delta_job &job, int head, int64_t first, int n,
+                                        int step)
+{
+    for (int i = 0; i < link_of(&job, SEGMENT_N_OUT); i++)
+        add_state<DIM>(s, slot_at(&job, job.grads, link_of(&job, SEGMENT_OUT) + i, head), first, n, step);
+}
+template <int DIM> static __device__ inline void store_column(const float s[DIM], float *to, int a, int b)
 {
     const int c = (int)threadIdx.x;
-    if (h.len == 0 || c >= b) return;
-    float *to = state_row(job.states, (int)blockIdx.x);
+    if (to == NULL || c >= b) return;
 #pragma unroll
     for (int r = 0; r < DIM; r++)
-        if (r < a) to[((int64_t)h.n * a + r) * b + c] = s[r];
+        if (r < a) to[(int64_t)r * b + c] = s[r];
+}
+
+/* The state before the block's tokens, and where that after them is stored; NULL: zero, not stored. */
+template <bool DECODE> static __device__ inline const float *state_in(const struct delta_job &job, const struct head &h)
+{
+    if (!DECODE) return slot_at(&job, job.ends, link_of(&job, SEGMENT_IN), h.n);
+    const float *from = state_before(job.states, job.cu, (int)blockIdx.x);
+    return from ? from + h.n * job.s.key_dim * job.s.value_dim : NULL;
+}
+template <bool DECODE> static __device__ inline float *state_out(const struct delta_job &job, const struct head &h)
+{
+    if (!DECODE) return slot_at(&job, job.ends, link_of(&job, SEGMENT_OUT), h.n);
+    return h.len ? state_row(job.states, (int)blockIdx.x) + h.n * job.s.key_dim * job.s.value_dim : NULL;
 }
 
 /* What the kernel computes: o; err, for the backward; or in decoding o from the states of slots, which it updates. */
@@ -123,7 +157,8 @@ static __global__ void __launch_bounds__(MAX_DIM) columns_fwd(const struct delta
     const struct head h = find_head(&job);
     const int c = (int)threadIdx.x, a = (int)job.s.key_dim, b = (int)job.s.value_dim;
     float s[DIM] = {0};
-    if (WHAT == COLUMNS_DECODE) load_column<DIM>(s, job, h, a, b);
+    if (other_level(&job, false)) return;
+    if (c < b) add_state<DIM>(s, state_in<WHAT == COLUMNS_DECODE>(job, h), c, a, b);
     for (int64_t at = 0; at < h.len; at += TILE) {
         const int64_t t = h.first + at;
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
@@ -143,7 +178,7 @@ static __global__ void __launch_bounds__(MAX_DIM) columns_fwd(const struct delta
                 job.o.at(t + i)[h.n * b + c] = __float2bfloat16_rn(dot<DIM>(s, q[i]));
         }
     }
-    if (WHAT == COLUMNS_DECODE) store_column<DIM>(s, job, h, a, b);
+    store_column<DIM>(s, state_out<WHAT == COLUMNS_DECODE>(job, h), a, b);
 }
 
 /* dd and dv. */
@@ -154,6 +189,8 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) columns_bwd
     const struct head h = find_head(&job);
     const int c = (int)threadIdx.x, a = (int)job.s.key_dim, b = (int)job.s.value_dim;
     float e[DIM] = {0};
+    if (other_level(&job, true)) return;
+    if (c < b) add_grads<DIM>(e, job, h.n, c, a, b);
     for (int64_t at = (h.len - 1) / TILE * TILE; at >= 0 && h.len > 0; at -= TILE) {
         const int64_t t = h.first + at;
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
@@ -172,6 +209,7 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) columns_bwd
             job.dqkv.at(t + i)[h.v_col + c] = __float2bfloat16_rn(beta[i] * dd);
         }
     }
+    store_column<DIM>(e, slot_at(&job, job.grads, link_of(&job, SEGMENT_OWN), h.n), a, b);
 }
 
 /* Loads what both kernels of rows read: dout, delta = beta err, dmem = -beta dd. */
@@ -195,8 +233,9 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) rows_fwd(co
     __shared__ __align__(16) float k[TILE][DIM], dout[TILE][DIM], delta[TILE][DIM], dmem[TILE][DIM];
     __shared__ float beta[TILE], decay[TILE], minus[TILE];
     const struct head h = find_head(&job);
-    const int r = (int)threadIdx.x, a = (int)job.s.key_dim;
+    const int r = (int)threadIdx.x, a = (int)job.s.key_dim, b = (int)job.s.value_dim;
     float s[DIM] = {0};
+    if (r < a) add_state<DIM>(s, state_in<false>(job, h), (int64_t)r * b, b, 1);
     for (int64_t at = 0; at < h.len; at += TILE) {
         const int64_t t = h.first + at;
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
@@ -221,8 +260,9 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) rows_bwd(co
     __shared__ __align__(16) float q[TILE][DIM], k[TILE][DIM], dout[TILE][DIM], delta[TILE][DIM], dmem[TILE][DIM];
     __shared__ float beta[TILE], decay[TILE], minus[TILE];
     const struct head h = find_head(&job);
-    const int r = (int)threadIdx.x, a = (int)job.s.key_dim;
+    const int r = (int)threadIdx.x, a = (int)job.s.key_dim, b = (int)job.s.value_dim;
     float e[DIM] = {0};
+    if (r < a) add_grads<DIM>(e, job, h.n, (int64_t)r * b, b, 1);
     for (int64_t at = (h.len - 1) / TILE * TILE; at >= 0 && h.len > 0; at -= TILE) {
         const int64_t t = h.first + at;
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
@@ -294,12 +334,16 @@ template <int DIM> static __global__ void __launch_bounds__(128) tokens(const st
     write_unit_grad<DIM>(job.dqkv.at(t) + k_col, sum_k, k, rk, a);
 }
 
-/* A block per sequence and value head, from the last token to the first: dg = the sum of dG over the tokens after. */
+/* A block per sequence and value head, from the last token to the first: dg = the sum of dG over the tokens after, also
+ * in the segments that continue this one. */
 static __global__ void __launch_bounds__(SCAN) gates_bwd(const struct delta_job job)
 {
     __shared__ float part[SCAN / 32];
     const struct head h = find_head(&job);
     float carry = 0;
+    if (other_level(&job, true)) return;
+    for (int i = 0; i < link_of(&job, SEGMENT_N_OUT); i++)
+        carry += job.sums[(link_of(&job, SEGMENT_OUT) + i) * job.s.n_value + h.n];
     for (int64_t end = h.len; end > 0; end -= SCAN) {
         const int64_t at = end - 1 - (int64_t)threadIdx.x, t = h.first + at;
         const float sum = sum_before<SCAN>(at >= 0 ? job.dg[t * job.s.n_value + h.n] : 0, part, &carry);
@@ -311,6 +355,8 @@ static __global__ void __launch_bounds__(SCAN) gates_bwd(const struct delta_job 
         out[h.n] = __float2bfloat16_rn(job.dbeta[t * job.s.n_value + h.n] * beta * (1 - beta));
         out[job.s.n_value + h.n] = __float2bfloat16_rn(-sum * expf(job.a_log[h.n]) * sigmoid(a));
     }
+    if (threadIdx.x == 0 && link_of(&job, SEGMENT_OWN) >= 0)
+        job.sums[link_of(&job, SEGMENT_OWN) * job.s.n_value + h.n] = carry;
 }
 
 /* ---- ops ---- */
@@ -325,7 +371,11 @@ static struct delta_job job_of(struct tensor qkv, struct tensor ba, struct tenso
     job.ba = rows_of(ba);
     job.a_log = f32_ptr(a_log);
     job.dt_bias = f32_ptr(dt_bias);
-    job.cu = i32_ptr(seqs->cu);
+    const struct segments *cut = seqs->segments.n ? &seqs->segments : NULL;
+    job.cu = i32_ptr(cut ? cut->cu : seqs->cu);
+    job.links = cut ? i32_ptr(cut->links) : NULL;
+    job.n_seq = (int)(cut ? cut->n : seqs->n_seq);
+    job.n_level = cut ? (int)cut->n_level : 1;
     MT_REQUIRE(shape->key_dim <= MAX_DIM && shape->value_dim <= MAX_DIM && shape->n_value <= 65535,
                "gated delta rule: heads of %lld and %lld; the CUDA kernels take up to %d", (long long)shape->key_dim,
                (long long)shape->value_dim, MAX_DIM);
@@ -354,15 +404,16 @@ static struct delta_job job_of(struct tensor qkv, struct tensor ba, struct tenso
 
 static unsigned threads_of(int64_t dim) { return (unsigned)(ceil_div(dim, 32) * 32); }
 
-static void fwd_any(const struct scratch_delta *, struct tensor o, struct tensor qkv, struct tensor ba,
+static void fwd_any(const struct scratch_delta *s, struct tensor o, struct tensor qkv, struct tensor ba,
                     struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
                     const struct delta_shape *shape)
 {
     if (qkv.shape[0] == 0) return;
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
-    const dim3 grid(grid_x(seqs->n_seq), (unsigned)shape->n_value);
+    const dim3 grid(grid_x(job.n_seq), (unsigned)shape->n_value);
     job.o = rows_of(o);
-    LAUNCH(OUTPUTS, job, grid, threads_of(shape->value_dim));
+    job.ends = f32_ptr(s->states);
+    for (; job.level < job.n_level; job.level++) LAUNCH(OUTPUTS, job, grid, threads_of(shape->value_dim));
 }
 
 static void bwd_any(const struct scratch_delta *s, struct tensor dqkv, struct tensor dba, struct tensor dout,
@@ -372,27 +423,32 @@ static void bwd_any(const struct scratch_delta *s, struct tensor dqkv, struct te
     const int64_t n_tok = qkv.shape[0];
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
     if (n_tok == 0) return;
-    const dim3 grid(grid_x(seqs->n_seq), (unsigned)shape->n_value);
+    const dim3 grid(grid_x(job.n_seq), (unsigned)shape->n_value);
     job.err = f32_ptr(s->err), job.dd = f32_ptr(s->dd);
     job.dq = f32_ptr(s->dq), job.dk_in = f32_ptr(s->dk_in), job.dk_out = f32_ptr(s->dk_out);
     job.dbeta = f32_ptr(s->dbeta), job.dg = f32_ptr(s->dg);
     job.dqkv = rows_of(dqkv);
     job.dba = rows_of(dba);
     job.dout = rows_of(dout);
-    LAUNCH(ERRORS, job, grid, threads_of(shape->value_dim));
-    LAUNCH(COLUMNS, job, grid, threads_of(shape->value_dim));
+    job.ends = f32_ptr(s->states), job.grads = f32_ptr(s->grads), job.sums = f32_ptr(s->sums);
+    for (job.level = 0; job.level < job.n_level; job.level++) {
+        LAUNCH(ERRORS, job, grid, threads_of(shape->value_dim));
+        LAUNCH(COLUMNS, job, grid, threads_of(shape->value_dim));
+    }
     LAUNCH(ROWS, job, grid, threads_of(shape->key_dim));
     LAUNCH(ROWS_BWD, job, grid, threads_of(shape->key_dim));
     LAUNCH(TOKENS, job, grid_x(ceil_div(n_tok * shape->n_key, 4)), 128);
-    gates_bwd<<<grid, SCAN, 0, cuda.stream>>>(job);
-    CUDA_CHECK_LAUNCH();
+    for (job.level = 0; job.level < job.n_level; job.level++) {
+        gates_bwd<<<grid, SCAN, 0, cuda.stream>>>(job);
+        CUDA_CHECK_LAUNCH();
+    }
 }
 
 extern "C" void cuda_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
                                struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
                                const struct delta_shape *shape)
 {
-    const struct scratch_delta s = scratch_delta(dev, qkv, o, o, shape, false);
+    const struct scratch_delta s = scratch_delta(dev, qkv, o, o, seqs, shape, false);
     (s.chunks ? delta_fwd_wgmma : fwd_any)(&s, o, qkv, ba, a_log, dt_bias, seqs, shape);
 }
 
@@ -400,7 +456,7 @@ extern "C" void cuda_delta_bwd(struct device *dev, struct tensor dqkv, struct te
                                struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
                                const struct seqs *seqs, const struct delta_shape *shape)
 {
-    const struct scratch_delta s = scratch_delta(dev, qkv, dout, dqkv, shape, true);
+    const struct scratch_delta s = scratch_delta(dev, qkv, dout, dqkv, seqs, shape, true);
     (s.chunks ? delta_bwd_wgmma : bwd_any)(&s, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
 }
 

@@ -9,7 +9,8 @@ struct mamba_job {
     int64_t n_tok;
     int n_seq, n_head, head_dim, n_group, state; /* N, B, G, A */
     float dt_min, dt_max;
-    const int32_t *cu;
+    const int32_t *cu, *links; /* of segments (struct segments); links NULL: of sequences, without prefixes */
+    int n_level;
     row_view<> xbc, dt, y, dy, dxbc, ddt;
     const float *a_log, *dt_bias, *d;
     struct state_view<float> kept; /* decoding: [slots, N*A*B] */
@@ -41,11 +42,14 @@ static inline struct mamba_job mamba_job_of(struct tensor xbc, struct tensor dt,
     MT_REQUIRE(m->head_dim <= MOST && m->state <= MOST && m->n_head <= INT16_MAX && xbc.shape[0] < INT32_MAX,
                "Mamba-2: %lld heads of %lld, states of %lld; the CUDA kernels take up to %d of %d",
                (long long)m->n_head, (long long)m->head_dim, (long long)m->state, INT16_MAX, MOST);
-    job.n_tok = xbc.shape[0], job.n_seq = (int)seqs->n_seq;
+    const struct segments *cut = seqs->segments.n ? &seqs->segments : NULL;
+    job.n_tok = xbc.shape[0], job.n_seq = (int)(cut ? cut->n : seqs->n_seq);
+    job.n_level = cut ? (int)cut->n_level : 1;
     job.n_head = (int)m->n_head, job.head_dim = (int)m->head_dim;
     job.n_group = (int)m->n_group, job.state = (int)m->state;
     job.dt_min = m->dt_min, job.dt_max = m->dt_max;
-    job.cu = i32_ptr(seqs->cu);
+    job.cu = i32_ptr(cut ? cut->cu : seqs->cu);
+    job.links = cut ? i32_ptr(cut->links) : NULL;
     job.xbc = rows_of(xbc), job.dt = rows_of(dt);
     job.a_log = f32_ptr(m->a_log), job.dt_bias = f32_ptr(m->dt_bias), job.d = f32_ptr(m->d);
     return job;

@@ -2,9 +2,10 @@
  *
  * Shapes: as in kernels/ops/recurrence.h, bf16; gates [N, T] f32 pairs; states [T / 64, items, A, 64] bf16. T may be 0.
  * Needs: A and B at most 128. Columns that are not aligned to 16 bytes are slower.
- * Grid: gates: a warp per chunk and head. states: a block of 4 warps per sequence, item and direction; a warp has 32
- *   rows of the state in 64 registers; three cp.async stages, 88 KiB. outputs: a block of 4 warps per chunk and group,
- *   which computes C B^T once and loops over the group's items with two stages; 72 KiB, so three blocks per SM.
+ * Grid: gates: a warp per chunk and head. states: a block of 4 warps per segment, item and direction, a launch for each
+ *   level of segments; a warp has 32 rows of the state in 64 registers; three cp.async stages, 88 KiB. outputs: a block
+ *   of 4 warps per chunk and group, which computes C B^T once and loops over the group's items with two stages; 72 KiB,
+ *   so three blocks per SM.
  * Bound: memory. With N B = C columns, forward: 2 T (2 C + 2 G A) bytes for states and outputs each, and 4 A C T / 64
  *   for the states, written and read; FLOPs: 2 T (64 G A + N B (64 + 2 A)).
  * Numerics: f32 sums and states; the states are rounded to bf16 for memory and products. Fixed order, no atomics,
@@ -34,10 +35,12 @@ static __global__ void __launch_bounds__(TILE_THREADS) chunk_gates(const struct 
 
 enum { STAGES = 3, SCAN_STAGE = WIDE_TILE + ROW_TILE, SCAN_BYTES = STAGES * SCAN_STAGE + WIDE_TILE };
 
-/* A sequence and an item, in one direction. */
+/* A segment and an item, in one direction: n_step chunks, of which the last one is left out if no other segment reads
+ * the state after it. The scan begins with the sum of n_from states, from slot `from` on; the state after the last
+ * chunk goes to slot `to`. */
 struct scan {
     int64_t first;
-    int len, n_chunk, col; /* col: of b or c */
+    int len, n_chunk, n_step, from, n_from, to, col; /* col: of b or c */
     struct item item;
     bool back;
 };
@@ -47,8 +50,17 @@ static __device__ __forceinline__ struct scan find_scan(const struct mamba_job &
     const int len = (int)(job.cu[blockIdx.x + 1] - first);
     const struct item item = find_item(job, (int)blockIdx.y);
     const bool back = blockIdx.z;
-    const int b = mamba_b_column(job, item.head / (job.n_head / job.n_group));
-    return {first, len, (len + ROWS - 1) / ROWS, b + (back ? job.n_group * job.state : 0), item, back};
+    const int b = mamba_b_column(job, item.head / (job.n_head / job.n_group)), n_chunk = (len + ROWS - 1) / ROWS;
+    const int in = link_of(job, (int)blockIdx.x, SEGMENT_IN), out = link_of(job, (int)blockIdx.x, SEGMENT_OUT);
+    const int to = back ? link_of(job, (int)blockIdx.x, SEGMENT_OWN) : out;
+    const int n_from = back ? max(0, link_of(job, (int)blockIdx.x, SEGMENT_N_OUT)) : in >= 0;
+    const int col = b + (back ? job.n_group * job.state : 0);
+    return {first, len, n_chunk, n_chunk - (to < 0), back ? out : in, n_from, to, col, item, back};
+}
+/* The slot of the state that the k-th chunk of the scan leaves. */
+static __device__ __forceinline__ int scan_slot(const struct mamba_job &job, const struct scan &s, int64_t row, int k)
+{
+    return k + 1 == s.n_chunk ? segment_slot(job, s.to) : chunk_slot(row + (s.back ? 0 : ROWS));
 }
 static __device__ __forceinline__ int64_t scan_row(const struct scan &s, int k)
 {
@@ -59,10 +71,10 @@ static __device__ __forceinline__ int scan_rows(const struct scan &s, int k)
     return min((int)ROWS, (int)(s.first + s.len - scan_row(s, k)));
 }
 
-/* b and x, or c and dy, of the k-th chunk. The last chunk is not loaded: no chunk reads the state after it. */
+/* b and x, or c and dy, of the k-th chunk. */
 static __device__ __forceinline__ void scan_load(const struct mamba_job &job, const struct scan &s, char *stages, int k)
 {
-    if (k + 1 < s.n_chunk) {
+    if (k < s.n_step) {
         const int64_t row = scan_row(s, k);
         const row_view<> &values = s.back ? job.dy : job.xbc;
         char *stage = stages + k % STAGES * SCAN_STAGE;
@@ -75,7 +87,7 @@ static __device__ __forceinline__ void scan_load(const struct mamba_job &job, co
 /* The gate of this thread's row, and of the last row, of the k-th chunk. */
 static __device__ __forceinline__ float3 scan_gate(const struct mamba_job &job, const struct scan &s, int k)
 {
-    if (k + 1 >= s.n_chunk || threadIdx.x >= ROWS) return make_float3(0, 0, 0);
+    if (k >= s.n_step || threadIdx.x >= ROWS) return make_float3(0, 0, 0);
     const int n = scan_rows(s, k);
     const float2 gate = load_gate(job, s.item.head, scan_row(s, k), n);
     return make_float3(gate.x, gate.y, job.gates[s.item.head * job.n_tok + scan_row(s, k) + n - 1].x);
@@ -105,7 +117,28 @@ static __device__ __forceinline__ void scan_update(float acc[2][COLS / 8][4], co
     }
 }
 
-static __global__ void __launch_bounds__(TILE_THREADS, 2) chunk_states(const struct mamba_job job)
+/* acc = the sum of the states with which the scan begins. Backward, the first slot then has the sum: the chunk before
+ * reads it there. */
+static __device__ __forceinline__ void scan_begin(float acc[2][COLS / 8][4], const struct mamba_job &job,
+                                                  const struct scan &s, bf16 *states)
+{
+    const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * 32 + lane / 4, col = lane % 4 * 2;
+    for (int i = s.n_from - 1; i >= 0; i--) {
+        bf16 *state = state_at(job, states, segment_slot(job, s.from + i), (int)blockIdx.y);
+#pragma unroll
+        for (int k = 0; k < 4 * COLS / 8; k++) {
+            float *of = &acc[k % 2][k / 4][k / 2 % 2 * 2];
+            const int row = first + k % 2 * 16 + k / 2 % 2 * 8;
+            uint32_t *w = (uint32_t *)(state + row * COLS + k / 4 * 8 + col);
+            if (row >= job.state) continue;
+            of[0] += low_half(*w), of[1] += high_half(*w);
+            if (s.back && i == 0) *w = pack2(of[0], of[1]);
+        }
+    }
+}
+
+/* level: of forward scans, and of backward scans from the last one on */
+static __global__ void __launch_bounds__(TILE_THREADS, 2) chunk_states(const struct mamba_job job, int level)
 {
     extern __shared__ __align__(1024) char smem[];
     __shared__ __align__(16) float factors[2][ROWS];
@@ -114,9 +147,13 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2) chunk_states(const str
     const int warp = (int)threadIdx.x / 32;
     bf16 *states = s.back ? job.grads : job.states;
     float acc[2][COLS / 8][4] = {};
+    if (job.links) {
+        if (link_of(job, (int)blockIdx.x, SEGMENT_LEVEL) != (s.back ? job.n_level - 1 - level : level)) return;
+        scan_begin(acc, job, s, states);
+    }
     for (int k = 0; k < STAGES - 1; k++) scan_load(job, s, smem, k);
     float3 gate = scan_gate(job, s, 0);
-    for (int k = 0; k + 1 < s.n_chunk; k++) {
+    for (int k = 0; k < s.n_step; k++) {
         float *factor = factors[k % 2];
         if (threadIdx.x < ROWS) factor[threadIdx.x] = s.back ? exp2_fast(gate.x) : exp2_fast(gate.z - gate.x) * gate.y;
         if (threadIdx.x == 0) decays[k % 2] = exp2_fast(gate.z);
@@ -125,7 +162,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2) chunk_states(const str
         scan_load(job, s, smem, k + STAGES - 1);
         gate = scan_gate(job, s, k + 1);
         scan_update(acc, smem + k % STAGES * SCAN_STAGE, factor, decays[k % 2]);
-        bf16 *to = state_at(job, states, scan_row(s, k) + (s.back ? 0 : ROWS), (int)blockIdx.y) + 32 * warp * COLS;
+        const int slot = scan_slot(job, s, scan_row(s, k), k);
+        bf16 *to = state_at(job, states, slot, (int)blockIdx.y) + 32 * warp * COLS;
         store_rows<2, COLS>(to, COLS, job.state - 32 * warp, COLS, acc, 1, smem + STAGES * SCAN_STAGE + warp * 4096);
     }
 }
@@ -137,8 +175,11 @@ void mamba_states_mma(const struct mamba_job *job, bool back)
         *job);
     CUDA_CHECK_LAUNCH();
     allow_shared<chunk_states>(SCAN_BYTES);
-    chunk_states<<<dim3(grid_x(job->n_seq), items, back ? 2 : 1), TILE_THREADS, SCAN_BYTES, cuda.stream>>>(*job);
-    CUDA_CHECK_LAUNCH();
+    for (int level = 0; level < job->n_level; level++) {
+        const dim3 grid(grid_x(job->n_seq), items, back ? 2 : 1);
+        chunk_states<<<grid, TILE_THREADS, SCAN_BYTES, cuda.stream>>>(*job, level);
+        CUDA_CHECK_LAUNCH();
+    }
 }
 
 /* ---- outputs ---- */
@@ -153,9 +194,9 @@ static __device__ __forceinline__ void output_load(const struct mamba_job &job, 
     const struct item item = find_item(job, i);
     fetch<ROWS, COLS>(smem + OUT_X + stage * ROW_TILE, job.xbc.at(c.row) + item.col, job.xbc.ld, c.n, item.width,
                       job.wide);
-    if (!c.first)
-        fetch<WIDTH, COLS>(smem + OUT_STATE + stage * WIDE_TILE, state_at(job, job.states, c.row, i), COLS, job.state,
-                           COLS, true);
+    if (c.before >= 0)
+        fetch<WIDTH, COLS>(smem + OUT_STATE + stage * WIDE_TILE, state_at(job, job.states, c.before, i), COLS,
+                           job.state, COLS, true);
     copy_commit();
 }
 
@@ -222,7 +263,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3) chunk_outputs(const st
             if (threadIdx.x < ROWS) gate = load_gate(job, find_item(job, first + k + 1).head, c.row, c.n);
         }
         float y[1][COLS / 8][4] = {};
-        output_item(y, products[0], gates[k % 2], smem, k % 2, c.first, job.d[item.head]);
+        output_item(y, products[0], gates[k % 2], smem, k % 2, c.before < 0, job.d[item.head]);
         put_rows<COLS>(job.y.at(c.row + 16 * warp) + item.col, job.y.ld, c.n - 16 * warp, item.width, y,
                        smem + OUT_Y + warp * 16 * COLS * 2, job.wide);
     }
@@ -239,7 +280,7 @@ static bool aligned(struct tensor x, const struct mamba *m)
 extern "C" void cuda_mamba_fwd(struct device *dev, struct tensor y, struct tensor xbc, struct tensor dt,
                                const struct seqs *seqs, const struct mamba *m)
 {
-    const struct scratch_mamba s = scratch_mamba(dev, xbc, m, false);
+    const struct scratch_mamba s = scratch_mamba(dev, xbc, seqs, m, false);
     if (xbc.shape[0] == 0) return;
     struct mamba_job job = mamba_job_of(xbc, dt, seqs, m);
     job.y = rows_of(y);
@@ -254,7 +295,7 @@ extern "C" void cuda_mamba_fwd(struct device *dev, struct tensor y, struct tenso
 extern "C" void cuda_mamba_bwd(struct device *dev, struct tensor dxbc, struct tensor ddt, struct tensor dy,
                                struct tensor xbc, struct tensor dt, const struct seqs *seqs, const struct mamba *m)
 {
-    const struct scratch_mamba s = scratch_mamba(dev, xbc, m, true);
+    const struct scratch_mamba s = scratch_mamba(dev, xbc, seqs, m, true);
     if (xbc.shape[0] == 0) return;
     struct mamba_job job = mamba_job_of(xbc, dt, seqs, m);
     job.dy = rows_of(dy), job.dxbc = rows_of(dxbc), job.ddt = rows_of(ddt);

@@ -36,23 +36,38 @@ static __device__ __forceinline__ struct item find_item(const struct mamba_job &
     return {head, half, head * job.head_dim + half * COLS, min((int)COLS, job.head_dim - half * COLS)};
 }
 
+/* States [A, COLS] are in slots: at the start of a chunk that is not the first of its segment, the slot of the ROWS
+ * rows of the batch in which the chunk begins, less one; no two of these begin in the same rows. Then the slots of
+ * segments. */
+static __device__ __forceinline__ int chunk_slot(int64_t row) { return (int)(row / ROWS) - 1; }
+static __device__ __forceinline__ int segment_slot(const struct mamba_job &job, int slot)
+{
+    return slot < 0 ? -1 : (int)(job.n_tok / ROWS) + slot;
+}
+/* A link of segment i (SEGMENT_*); -1 without prefixes. */
+static __device__ __forceinline__ int link_of(const struct mamba_job &job, int i, int link)
+{
+    return job.links ? job.links[i * SEGMENT_LINKS + link] : -1;
+}
+
 struct chunk {
-    int64_t row; /* of the batch */
-    int n;       /* rows; at most 0: an unused slot */
-    bool first, last;
+    int64_t row;       /* of the batch */
+    int n;             /* rows; at most 0: an unused slot */
+    int before, after; /* slots of the state before the chunk, and of the gradient of the state after it; -1: zero */
 };
 static __device__ inline struct chunk find_chunk(const struct mamba_job &job, int slot)
 {
     const struct seq_block b = find_seq_block(job.cu, job.n_seq, slot, ROWS);
-    return {b.first + b.block * ROWS, min((int)ROWS, b.len - b.block * ROWS), b.block == 0, b.block + 1 == b.n_block};
+    const int64_t row = b.first + b.block * ROWS;
+    return {row, min((int)ROWS, b.len - b.block * ROWS),
+            b.block > 0 ? chunk_slot(row) : segment_slot(job, link_of(job, b.seq, SEGMENT_IN)),
+            b.block + 1 < b.n_block ? chunk_slot(row + ROWS) : segment_slot(job, link_of(job, b.seq, SEGMENT_OUT))};
 }
 
-/* The state [A, COLS] at the start of a chunk that is not the first of its sequence: no two of these begin in the same
- * ROWS rows of the batch. */
-static __device__ __forceinline__ bf16 *state_at(const struct mamba_job &job, bf16 *states, int64_t row, int item)
+static __device__ __forceinline__ bf16 *state_at(const struct mamba_job &job, bf16 *states, int64_t slot, int item)
 {
     const int64_t n = (int64_t)job.n_head * items_of(job);
-    return states + ((row / ROWS - 1) * n + item) * job.state * COLS;
+    return states + (slot * n + item) * job.state * COLS;
 }
 
 /* load_tile, also of rows that are not aligned. */

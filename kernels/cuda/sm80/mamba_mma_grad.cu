@@ -5,7 +5,7 @@
  * Grid: a block per chunk and group, which loops over the group's items, so that dB and dC are sums in registers. Four
  *   warps have 16 rows of x each; they keep B C^T and the sum of K^T, and write dx. Four warps have 16 rows of b and c
  *   and keep dB and dC. Two stages, 136 KiB, where a block may have them, else one, 88 KiB; and 5 KiB of sums. One
- *   block per SM; sm_90a: 255 registers, 28 bytes of spills.
+ *   block per SM; sm_90a: 255 registers, 20 bytes of spills.
  * Bound: memory and its latency. Bytes: the states and gradients, 4 A C T / 64, and 2 T (3 C + 4 G A), C = N B; FLOPs:
  *   2 T (3 * 64 G A + N B (2 * 64 + 3 A)).
  * Numerics: f32; the factors e^(s_C - s) step x and K summed over heads are rounded to bf16 for products. Sums over
@@ -71,10 +71,11 @@ static __device__ __forceinline__ void grad_load(const struct mamba_job &job, co
     const struct item item = find_item(job, i);
     fetch<ROWS, COLS, THREADS>(p.stage + IN_X, job.xbc.at(p.c.row) + item.col, job.xbc.ld, p.c.n, item.width, job.wide);
     fetch<ROWS, COLS, THREADS>(p.stage + IN_DY, job.dy.at(p.c.row) + item.col, job.dy.ld, p.c.n, item.width, job.wide);
-    if (!p.c.first)
-        fetch<WIDTH, COLS, THREADS>(p.stage + IN_S, state_at(job, job.states, p.c.row, i), COLS, job.state, COLS, true);
-    if (!p.c.last)
-        fetch<WIDTH, COLS, THREADS>(p.stage + IN_E, state_at(job, job.grads, p.c.row + ROWS, i), COLS, job.state, COLS,
+    if (p.c.before >= 0)
+        fetch<WIDTH, COLS, THREADS>(p.stage + IN_S, state_at(job, job.states, p.c.before, i), COLS, job.state, COLS,
+                                    true);
+    if (p.c.after >= 0)
+        fetch<WIDTH, COLS, THREADS>(p.stage + IN_E, state_at(job, job.grads, p.c.after, i), COLS, job.state, COLS,
                                     true);
     copy_commit();
 }
@@ -133,7 +134,7 @@ static __device__ __forceinline__ void of_state(float dv[1][COLS / 8][4], const 
 {
     const int row = 16 * p.warp + p.lane / 4;
     float q[2] = {0, 0};
-    if (!p.c.last) {
+    if (p.c.after >= 0) {
         add_state<WIDTH>(dv, wide_rows(p, AT_B), lane_rows<COLS>(shared_address(p.stage + IN_E)));
         scale_rows<COLS / 8>(dv[0], tail_of(gates, row), tail_of(gates, row + 8));
         dot_tile<COLS / 8>(q, dv[0], own_rows(p, IN_X));
@@ -185,7 +186,7 @@ static __device__ __forceinline__ void add_db(float db[1][WIDTH / 8][4], const f
 static __device__ __forceinline__ void dot_states(struct sums *sums, const struct place &p, bool more)
 {
     float sum = 0;
-    for (int i = (int)threadIdx.x % HALF; i < WIDE_TILE / 16 && !p.c.first && !p.c.last; i += HALF) {
+    for (int i = (int)threadIdx.x % HALF; i < WIDE_TILE / 16 && p.c.before >= 0 && p.c.after >= 0; i += HALF) {
         float s[8], e[8];
         unpack8(s, *(const uint4 *)(p.stage + IN_S + 16 * i));
         unpack8(e, *(const uint4 *)(p.stage + IN_E + 16 * i));
@@ -204,8 +205,8 @@ static __device__ __forceinline__ void rows_out(const struct item &item, const s
     const float up[2] = {exp2_fast(gates[row].x), exp2_fast(gates[row + 8].x)};
     float r[2] = {0, 0};
     dot_states(sums, p, item.half > 0);
-    if (!p.c.last) add_db(db, gates, p);
-    if (!p.c.first) {
+    if (p.c.after >= 0) add_db(db, gates, p);
+    if (p.c.before >= 0) {
         float of[1][WIDTH / 8][4] = {};
         dot_rows<1, WIDTH / 8, COLS>(of, lane_rows<COLS>(shared_address(own_rows(p, IN_DY))),
                                      lane_cols<COLS>(shared_address(p.stage + IN_S)));

@@ -26,10 +26,14 @@ static struct delta_wgmma_args args_of(const struct scratch_delta *s, struct ten
     p.n_value = (int)n;
     p.group = p.n_value / p.n_key;
     p.n_tok = (int)n_tok;
-    p.n_seq = (int)seqs->n_seq;
+    const struct segments *cut = seqs->segments.n ? &seqs->segments : NULL;
+    p.n_seq = (int)(cut ? cut->n : seqs->n_seq);
+    p.n_level = cut ? (int)cut->n_level : 1;
     p.ld_qkv = qkv.ld;
     p.ld_ba = ba.ld;
-    p.cu = i32_ptr(seqs->cu);
+    p.cu = i32_ptr(cut ? cut->cu : seqs->cu);
+    p.links = cut ? i32_ptr(cut->links) : NULL;
+    p.state_rows = bf16_ptr(s->states);
     p.qkv_rows = bf16_ptr(qkv);
     p.ba = bf16_ptr(ba);
     p.a_log = f32_ptr(a_log);
@@ -64,7 +68,7 @@ void delta_bwd_wgmma(const struct scratch_delta *s, struct tensor dqkv, struct t
     const int64_t n_tok = qkv.shape[0], n = shape->n_value, n_row = s->states.shape[0];
     struct delta_wgmma_args p = args_of(s, qkv, ba, a_log, dt_bias, seqs, shape);
     p.x_rows = bf16_ptr(s->x);
-    p.state_rows = bf16_ptr(s->states);
+    p.segment_slot = (int)(n_tok / DELTA_ROWS);
     p.grad_rows = bf16_ptr(s->grads);
     p.dqkv = bf16_ptr(dqkv);
     p.ld_dqkv = dqkv.ld;

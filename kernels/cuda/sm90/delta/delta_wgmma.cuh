@@ -7,7 +7,8 @@
  *   rows may hold NaN or infinity: its rows beyond the end are zeroed before a product reads them.
  * Shapes: scratch is addressed by token, so that its size does not depend on the sequences. States and E at the start
  *   of chunk i > 0 are in the slot of the 64 rows of the micro-batch in which the chunk begins, less one: no two
- *   chunks after the first of a sequence begin in the same 64 rows. */
+ *   chunks after the first of a sequence begin in the same 64 rows. With prefixes, sequences are segments, whose slots
+ *   come after these; the recurrence has a launch for each level. */
 #ifndef MT_CUDA_DELTA_WGMMA_H
 #define MT_CUDA_DELTA_WGMMA_H
 
@@ -53,7 +54,8 @@ struct delta_wgmma_args {
     int n_key, n_value, group, n_tok, n_seq;
     int n_item; /* slots times key heads */
     int64_t ld_qkv, ld_ba, ld_o, ld_dqkv, ld_dba;
-    const int32_t *cu;
+    const int32_t *cu, *links;        /* of segments; links NULL: of sequences, without prefixes */
+    int n_level, level, segment_slot; /* segment_slot: the first slot of segments */
     const bf16 *qkv_rows, *ba;
     const float *a_log, *dt_bias;
     bf16 *o, *dqkv, *dba;
@@ -80,9 +82,18 @@ void delta_wgmma_back(const struct delta_wgmma_args *p);
 /* delta_wgmma_grad.cu: gradients of q, k, b and a */
 void delta_wgmma_grads(const struct delta_wgmma_args *p);
 
-/* A chunk of a sequence. */
+/* The slot of the state at the start of a chunk that is not the first of its sequence. */
+__host__ __device__ static inline int delta_state_slot(int row) { return row / DELTA_ROWS - 1; }
+/* The slot of a link of segment i (SEGMENT_*); -1: none. */
+static __device__ inline int delta_segment_slot(const struct delta_wgmma_args &p, int i, int link)
+{
+    const int slot = p.links ? p.links[i * SEGMENT_LINKS + link] : -1;
+    return slot < 0 ? -1 : p.segment_slot + slot;
+}
+
+/* A chunk of a sequence. before, after: the slots of the state before it and of E after it; -1: zero. */
 struct delta_chunk {
-    int row, n, index, n_chunk; /* first row of the micro-batch, rows; n <= 0: an unused slot */
+    int row, n, before, after; /* first row of the micro-batch, rows; n <= 0: an unused slot */
 };
 /* Slots of sequence s begin at cu[s] / 64 + s: an upper bound of the chunks before it. */
 static __device__ inline struct delta_chunk delta_find_chunk(const struct delta_wgmma_args &p, int slot)
@@ -90,8 +101,11 @@ static __device__ inline struct delta_chunk delta_find_chunk(const struct delta_
     /* the last sequence that begins at this slot or before */
     const int s = last_index(p.n_seq, [&](int i) { return p.cu[i] / DELTA_ROWS + i <= slot; });
     const int first = p.cu[s], len = p.cu[s + 1] - first, index = slot - first / DELTA_ROWS - s;
-    struct delta_chunk c = {first + index * DELTA_ROWS, min(DELTA_ROWS, len - index * DELTA_ROWS), index,
-                            (len + DELTA_ROWS - 1) / DELTA_ROWS};
+    const int row = first + index * DELTA_ROWS;
+    const bool last = (index + 1) * DELTA_ROWS >= len;
+    struct delta_chunk c = {row, min(DELTA_ROWS, len - index * DELTA_ROWS),
+                            index > 0 ? delta_state_slot(row) : delta_segment_slot(p, s, SEGMENT_IN),
+                            last ? delta_segment_slot(p, s, SEGMENT_OUT) : delta_state_slot(row + DELTA_ROWS)};
     return c;
 }
 /* A grid of `heads` blocks per slot. */
@@ -99,9 +113,6 @@ static inline unsigned delta_slots(const struct delta_wgmma_args *p, int heads)
 {
     return grid_x(((int64_t)p->n_tok / DELTA_ROWS + p->n_seq) * heads);
 }
-
-/* The slot of the state at the start of a chunk that is not the first of its sequence. */
-__host__ __device__ static inline int64_t delta_state_slot(int row) { return row / DELTA_ROWS - 1; }
 
 /* 2^x by the special function unit: relative error 2^-22. */
 static __device__ __forceinline__ float delta_exp2(float x)

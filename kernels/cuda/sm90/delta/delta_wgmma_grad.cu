@@ -98,10 +98,9 @@ static __device__ __forceinline__ void load_states(const struct delta_wgmma_args
 {
     mbarrier_arrive_expect(bar, (at.has_state ? 4 * DELTA_TILE : 0) + (at.has_grad ? 4 * DELTA_TILE : 0));
     for (int half = 0; half < 2; half++) {
-        const int64_t before = (delta_state_slot(at.c.row) * p.n_value + n) * DELTA_DIM,
-                      after = (delta_state_slot(at.c.row + DELTA_ROWS) * p.n_value + n) * DELTA_DIM;
-        if (at.has_state) tma_load(tile_at(at, AT_S + 2 * half), &p.states, bar, 0, half, (int)before);
-        if (at.has_grad) tma_load(tile_at(at, AT_E + 2 * half), &p.grads, bar, 0, half, (int)after);
+        const int before = (at.c.before * p.n_value + n) * DELTA_DIM, after = (at.c.after * p.n_value + n) * DELTA_DIM;
+        if (at.has_state) tma_load(tile_at(at, AT_S + 2 * half), &p.states, bar, 0, half, before);
+        if (at.has_grad) tma_load(tile_at(at, AT_E + 2 * half), &p.grads, bar, 0, half, after);
     }
 }
 
@@ -474,8 +473,8 @@ static __device__ __forceinline__ void grad_items(const struct delta_wgmma_args 
         const struct item next = next_item(p, &i);
         at.c = now.c;
         at.key = now.key;
-        at.has_state = now.c.index > 0;
-        at.has_grad = now.c.index + 1 < now.c.n_chunk;
+        at.has_state = now.c.before >= 0;
+        at.has_grad = now.c.after >= 0;
         if (threadIdx.x == 0) load_vectors(p, at, bars + 8 * VECTORS);
         float acc[2][32] = {};
         for (int v = 0; v < p.group; v++, step++) {

@@ -3,11 +3,11 @@
  *
  * Shapes: o, dout [T,N*128], dv inside dqkv [T,C], x [T,N*128], states and grads [slots,N,128,128], all bf16.
  * Needs: sm_90a, rows aligned to 16 bytes.
- * Grid: a block per sequence and value head, with two warpgroups that share its tiles and have 64 value columns each;
+ * Grid: a block per segment and value head, with two warpgroups that share its tiles and have 64 value columns each;
  *   columns of a state do not depend on each other. Where there are at most half as many blocks as SMs, a block per
  *   warpgroup, with the same bits. A warpgroup holds 64 columns of S^T, or E^T, in f32 accumulators. The operand a of
  *   every product is in registers: S^T, V^T - S^T K^T, X^T, an accumulator rounded to bf16. TMA loads the next chunks
- *   meanwhile (three stages). One block per SM; 205 to 239 registers, no spills.
+ *   meanwhile (three stages). One block per SM; 203 to 241 registers, no spills.
  * Bound: products that wait for each other. A chunk needs 1024 clocks of wgmma (S^T K^T 256, S^T Q^T 256, X^T 128, the
  *   state 256, X^T M^T 128), and S^T K^T, X^T and the state wait for each other, with rounding in between; measured:
  *   about 2,000 clocks per chunk of a warpgroup where two share an SM, 3,200 where a warpgroup has the SM alone.
@@ -47,10 +47,25 @@ template <int SCAN, int WARPGROUPS> __host__ __device__ constexpr int tail_at(vo
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* A value head of a sequence. */
+/* A value head of a segment. from, n_from: the slots of the states with whose sum it begins; to: the slot of the state
+ * after it, or -1. */
 struct strip {
-    int first, len, head, half; /* half: the first of the block */
+    int first, len, head, half, from, n_from, to; /* half: the first of the block */
 };
+template <int SCAN>
+static __device__ __forceinline__ struct strip find_strip(const struct delta_wgmma_args &p, int seq, int head, int half)
+{
+    const int in = delta_segment_slot(p, seq, SEGMENT_IN), out = delta_segment_slot(p, seq, SEGMENT_OUT);
+    const int first = p.cu[seq], len = p.cu[seq + 1] - first;
+    if (SCAN != BACK) return {first, len, head, half, in, in >= 0, out};
+    return {first,
+            len,
+            head,
+            half,
+            out,
+            out < 0 ? 0 : p.links[seq * SEGMENT_LINKS + SEGMENT_N_OUT],
+            delta_segment_slot(p, seq, SEGMENT_OWN)};
+}
 
 /* Loads a chunk: one thread of every warp calls it, since a thread needs about 100 clocks for a copy. */
 template <int SCAN, int WARPGROUPS>
@@ -159,6 +174,49 @@ static __device__ __forceinline__ void write_state(bf16 *to, const uint32_t (&a)
             const int row = 16 * warp + 4 * i + lane / 8, chunk = lane % 8;
             if (exists) store16(to + row * DELTA_DIM + half * 64 + chunk * 8, load16(bytes + sm90_swizzle(row, chunk)));
         }
+    }
+}
+
+/* Two adjacent elements of the state, of a slot: those of register i of `rounded`, k-th block. */
+static __device__ __forceinline__ uint32_t *state_pair(const struct delta_wgmma_args &p, const struct strip &s,
+                                                       bf16 *rows, int slot, int half, int warp, int k, int i)
+{
+    const int row = (s.half + half) * COLS + 16 * warp + threadIdx.x % 32 / 4 + 8 * (i % 2);
+    const int64_t at = ((int64_t)slot * p.n_value + s.head) * DELTA_DIM + row;
+    return (uint32_t *)(rows + at * DELTA_DIM + 16 * k + 8 * (i / 2) + threadIdx.x % 4 * 2);
+}
+/* The state with which a segment begins: the sum of slots. Backward, the first slot then has the sum: the gradients of
+ * the last chunk read it there. */
+template <int SCAN>
+static __device__ __forceinline__ void begin_state(float (&state)[2][32], uint32_t (&rounded)[8][4],
+                                                   const struct delta_wgmma_args &p, const struct strip &s, int half,
+                                                   int warp)
+{
+    bf16 *rows = SCAN == BACK ? p.grad_rows : p.state_rows;
+    for (int n = s.n_from - 1; n >= 0; n--) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t *w = state_pair(p, s, rows, s.from + n, half, warp, k, i);
+                float *x = &state[k / 4][8 * (k % 4) + 2 * i];
+                x[0] += low_half(*w), x[1] += high_half(*w);
+                rounded[k][i] = pack2(x[0], x[1]);
+                if (SCAN == BACK && n == 0) *w = rounded[k][i];
+            }
+        }
+    }
+}
+template <int SCAN>
+static __device__ __forceinline__ void end_state(const uint32_t (&rounded)[8][4], const struct delta_wgmma_args &p,
+                                                 const struct strip &s, int half, int warp)
+{
+    if (s.to < 0) return;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            *state_pair(p, s, SCAN == BACK ? p.grad_rows : p.state_rows, s.to, half, warp, k, i) = rounded[k][i];
     }
 }
 
@@ -328,6 +386,7 @@ static __device__ __forceinline__ void scan(const struct delta_wgmma_args &p, co
     const bool loads = threadIdx.x % 32 == 0;
     float state[2][32] = {};
     uint32_t rounded[8][4] = {}, out[4][4] = {};
+    begin_state<SCAN>(state, rounded, p, s, half, warp);
     for (int i = 0; loads && i < min(STAGES - 1, n_chunk); i++)
         load_chunk<SCAN, WARPGROUPS>(p, s, base + i * BYTES, full + 8 * i, SCAN == BACK ? last - i : i);
     __syncwarp();
@@ -366,6 +425,7 @@ static __device__ __forceinline__ void scan(const struct delta_wgmma_args &p, co
         parity ^= !stage;
     }
     finish_chunk<SCAN, WARPGROUPS>(p, s, last, half, out, rounded, bytes, last % STAGES * BYTES + of_values);
+    end_state<SCAN>(rounded, p, s, half, warp);
 }
 
 #endif
@@ -376,8 +436,10 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char bytes[];
-    const int blocks = 2 / WARPGROUPS, item = (int)blockIdx.x / blocks, seq = item / p.n_value, first = p.cu[seq];
-    const struct strip s = {first, p.cu[seq + 1] - first, item % p.n_value, (int)blockIdx.x % blocks};
+    const int blocks = 2 / WARPGROUPS, item = (int)blockIdx.x / blocks, seq = item / p.n_value;
+    const struct strip s = find_strip<SCAN>(p, seq, item % p.n_value, (int)blockIdx.x % blocks);
+    const int level = SCAN == BACK ? p.n_level - 1 - p.level : p.level;
+    if (p.links && p.links[seq * SEGMENT_LINKS + SEGMENT_LEVEL] != level) return;
     struct scan_tail *t = (struct scan_tail *)(bytes + tail_at<SCAN, WARPGROUPS>());
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -398,8 +460,11 @@ template <int SCAN, int WARPGROUPS> static void launch_scan(const struct delta_w
     const int bytes = tail_at<SCAN, WARPGROUPS>() + (int)sizeof(struct scan_tail);
     const unsigned grid = grid_x((int64_t)p->n_seq * p->n_value * (2 / WARPGROUPS));
     allow_shared<delta_scan_wgmma_kernel<SCAN, WARPGROUPS>>(bytes);
-    delta_scan_wgmma_kernel<SCAN, WARPGROUPS><<<grid, WARPGROUPS * 128, bytes, cuda.stream>>>(*p);
-    CUDA_CHECK_LAUNCH();
+    struct delta_wgmma_args a = *p;
+    for (; a.level < a.n_level; a.level++) {
+        delta_scan_wgmma_kernel<SCAN, WARPGROUPS><<<grid, WARPGROUPS * 128, bytes, cuda.stream>>>(a);
+        CUDA_CHECK_LAUNCH();
+    }
 }
 /* One or two warpgroups per block: both give the same bits. */
 template <int SCAN> static void choose_scan(const struct delta_wgmma_args *p)
