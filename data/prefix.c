@@ -19,7 +19,7 @@ static int64_t common(const int32_t *tok, struct rows a, struct rows b, int64_t 
     return n;
 }
 
-void prefix_share(struct batch *b, int64_t group)
+void prefix_share(struct batch *b, int64_t group, int64_t least)
 {
     struct rows base = {0}, next = {0};
     int64_t n_tok = 0, label = 0;
@@ -34,6 +34,7 @@ void prefix_share(struct batch *b, int64_t group)
             base = (struct rows){n_tok, next.n};
         else if (labelled)
             shared = common(b->tok, base, next, b->label_row[label] - next.first);
+        if (shared < least) shared = 0;
         const int64_t from = next.first + shared, kept = next.n - shared;
         memmove(b->tok + n_tok, b->tok + from, (size_t)kept * sizeof(*b->tok));
         memmove(b->pos + n_tok, b->pos + from, (size_t)kept * sizeof(*b->pos));

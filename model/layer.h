@@ -94,7 +94,9 @@ struct mixer_kind {
     /* fwd of any number of tokens per sequence: they see the earlier ones in b->cache, and are stored there. */
     void (*decode)(const struct block *b, struct layer_acts *s, struct tensor y);
 
-    bool prefixes; /* fwd and bwd take sequences that continue others (struct seqs) */
+    /* fwd and bwd take sequences that continue others (struct seqs); 0: they do not. A prefix of that many rows saves
+     * at least the memory of the states that it adds, so a plan need not know of prefixes. */
+    int64_t prefixes;
 };
 
 /* A feed-forward network: each output row depends on one token. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/choice.h"
+#include "kernels/segments.h"
 #include "model/layers/dora.h"
 
 int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes)
@@ -279,11 +280,26 @@ static double visible_pairs(const struct model_batch *b, bool decodes)
     return pairs;
 }
 
-bool model_takes_prefixes(const struct arch *a)
+int64_t model_prefixes(const struct arch *a)
 {
-    for (int64_t l = 0; l < a->n_layer; l++)
-        if (a->mixer[l] && !a->mixer[l]->prefixes) return false;
-    return true;
+    int64_t least = 1;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        if (!a->mixer[l]) continue;
+        if (!a->mixer[l]->prefixes) return 0;
+        least = MT_MAX(least, a->mixer[l]->prefixes);
+    }
+    return least;
+}
+
+static void push_segments(struct model *m, const struct model_batch *b)
+{
+    const int64_t n = segments_ints(b->n_seq);
+    const struct tensor all = arena_tensor_1d(&m->dev->work, DT_I32, n);
+    int32_t *ints = mem_array(n, sizeof(*ints));
+    m->seqs.segments = segments_make(ints, b->cu, b->prefix, b->n_seq);
+    device_upload(m->dev, all.data, ints, tensor_bytes(all));
+    if (!m->dev->dry_run) m->seqs.segments = segments_at(m->seqs.segments, all.data, b->n_seq);
+    mem_free(ints);
 }
 
 static void push_seqs(struct model *m, const struct model_batch *b)
@@ -291,13 +307,13 @@ static void push_seqs(struct model *m, const struct model_batch *b)
     const bool decodes = m->pass.cache && m->pass.decode;
     const int64_t n = b->n_seq;
     const struct tensor all = arena_tensor_1d(&m->dev->work, DT_I32, n + 1 + (b->prefix ? n : 0));
-    MT_REQUIRE(!b->prefix || (model_takes_prefixes(&m->arch) && !m->pass.cache), "prefixes of %lld sequences",
-               (long long)n);
+    MT_REQUIRE(!b->prefix || (model_prefixes(&m->arch) && !m->pass.cache), "prefixes of %lld sequences", (long long)n);
     m->seqs = (struct seqs){.cu = tensor_rows(all, 0, n + 1),
                             .n_seq = n,
                             .max_len = longest(b, decodes),
                             .pairs = visible_pairs(b, decodes)};
     if (b->prefix) m->seqs.prefix = tensor_rows(all, n + 1, n);
+    if (b->prefix) push_segments(m, b);
     if (m->dev->dry_run) return;
     device_upload(m->dev, m->seqs.cu.data, b->cu, tensor_bytes(m->seqs.cu));
     if (b->prefix) device_upload(m->dev, m->seqs.prefix.data, b->prefix, tensor_bytes(m->seqs.prefix));

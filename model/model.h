@@ -206,8 +206,9 @@ bool model_calibrated(const struct model *m);
 /* With quantisation-aware training: computes the largest magnitudes of the weights. Error: one is not finite. Waits. */
 int model_check_quant(struct model *m, struct err *err) MT_CHECK;
 
-/* Whether all mixers take sequences that continue others (struct seqs). */
-bool model_takes_prefixes(const struct arch *a);
+/* Whether all mixers take sequences that continue others (struct seqs): the least rows of a prefix for which the memory
+ * of a plan suffices (layer.h); 0: a mixer takes none. */
+int64_t model_prefixes(const struct arch *a);
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
 void model_fwd(struct model *m);

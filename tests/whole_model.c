@@ -39,7 +39,7 @@ void whole_model_open(struct run *r, struct config *cfg, const char *dir, const 
     cfg->lora.dora = !strncmp(targets, WHOLE_DORA, strlen(WHOLE_DORA));
     snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", targets + (cfg->lora.dora ? strlen(WHOLE_DORA) : 0));
     cfg->lora.r = 3;
-    cfg->data.seq_len = 16;
+    cfg->data.seq_len = 512;
     cfg->train.device = CFG_DEVICE_CPU;
     cfg->train.recompute = (int)mode;
     if (run_open_headers(r, cfg, &err)) fail_msg("%s", err.msg);

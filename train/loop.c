@@ -64,7 +64,7 @@ static int sample(struct training *t, struct err *err)
 /* Reads the micro-batches of the next step, and the position of the data after them. */
 static struct batch *take_batches(struct training *t, int64_t n, struct step_counts *counts, struct loader_pos *pos)
 {
-    const bool shares = micro_batch_shares(&t->run.model) && !policy_is(t->run.cfg);
+    const int64_t shares = policy_is(t->run.cfg) ? 0 : micro_batch_shares(&t->run.model);
     struct batch *b = mem_array(n, sizeof(*b));
     *counts = (struct step_counts){0};
     for (int64_t i = 0; i < n && !is_online(t); i++) micro_batch_next(&b[i], t->loader, pos, shares, counts);

@@ -503,4 +503,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
 }
 
 const struct mixer_kind mixer_compressed = {products, load,  plan,    core,   fwd,
-                                            bwd,      cache, prefill, decode, .prefixes = false};
+                                            bwd,      cache, prefill, decode, .prefixes = 0};

@@ -215,5 +215,5 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_deltanet = {products,        load, plan, core, fwd, bwd, cache, .prefill = decode,
-                                          .decode = decode};
+const struct mixer_kind mixer_deltanet = {
+    products, load, plan, core, fwd, bwd, cache, .prefill = decode, .decode = decode, .prefixes = 2 * MT_DELTA_CHUNK};

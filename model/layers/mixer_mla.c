@@ -324,4 +324,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_mla = {products, load, plan, core, fwd, bwd, cache, prefill, decode, .prefixes = true};
+const struct mixer_kind mixer_mla = {products, load, plan, core, fwd, bwd, cache, prefill, decode, .prefixes = 1};

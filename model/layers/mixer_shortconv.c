@@ -111,5 +111,5 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(&dev->work, mark);
 }
 
-const struct mixer_kind mixer_shortconv = {products,        load, plan, core, fwd, bwd, cache, .prefill = decode,
-                                           .decode = decode};
+const struct mixer_kind mixer_shortconv = {
+    products, load, plan, core, fwd, bwd, cache, .prefill = decode, .decode = decode, .prefixes = 1};

@@ -40,7 +40,7 @@ static void check(const struct doc *docs, int n, int64_t group, const struct wan
     struct batch b;
     open_batch(&b, docs, n);
     const int64_t longest = b.max_len;
-    prefix_share(&b, group);
+    prefix_share(&b, group, 1);
     assert_int_equal(b.n_tok, w->n_tok);
     assert_int_equal(b.n_seq, w->n_seq);
     assert_int_equal(b.n_label, w->n_label);
@@ -102,12 +102,27 @@ static void nothing_in_common(void **state)
     static const struct doc docs[] = {{3, 2, {1, 2, 3}}, {3, 2, {4, 2, 3}}, {3, 2, {4, 2, 3}}};
     struct batch b;
     open_batch(&b, docs, 3);
-    prefix_share(&b, 2);
+    prefix_share(&b, 2, 1);
     assert_null(b.prefix);
     assert_int_equal(b.n_tok, 9);
     assert_memory_equal(b.cu, ((int32_t[]){0, 3, 6, 9}), 4 * sizeof(int32_t));
     assert_memory_equal(b.label_row, ((int32_t[]){1, 4, 7}), 3 * sizeof(int32_t));
     batch_free(&b);
+}
+
+/* Fewer common rows than `least` stay in each document. */
+static void short_prefixes(void **state)
+{
+    (void)state;
+    static const struct doc docs[] = {{5, 3, {1, 2, 3, 10, 11}}, {6, 3, {1, 2, 3, 20, 21, 22}}};
+    for (int64_t least = 2; least <= 3; least++) {
+        struct batch b;
+        open_batch(&b, docs, 2);
+        prefix_share(&b, 2, least);
+        assert_int_equal(b.n_tok, least == 2 ? 9 : 11);
+        assert_int_equal(b.prefix != NULL, least == 2);
+        batch_free(&b);
+    }
 }
 
 int test_prefix(void)
@@ -116,6 +131,7 @@ int test_prefix(void)
         cmocka_unit_test(pairs),
         cmocka_unit_test(groups),
         cmocka_unit_test(nothing_in_common),
+        cmocka_unit_test(short_prefixes),
     };
     return cmocka_run_group_tests_name("prefix", tests, NULL, NULL);
 }

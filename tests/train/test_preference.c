@@ -162,6 +162,54 @@ static void answers_share_their_prompt(void **state)
     assert_close(metric(once, "eval", 1, "loss"), metric(twice, "eval", 1, "loss"), 1e-5);
 }
 
+/* Writes pairs with long prompts, and returns assignments that train a fixture with them. */
+static const char *long_pairs(const char *model, const char *more)
+{
+    static char sets[4 * MT_PATH];
+    char path[MT_PATH], text[1 << 14] = "";
+    struct err err;
+    size_t n = 0;
+    for (int row = 0; row < 4; row++) {
+        n += (size_t)snprintf(text + n, sizeof(text) - n, "{\"prompt\": \"%d", row);
+        for (int i = 0; i < 90; i++) n += (size_t)snprintf(text + n, sizeof(text) - n, " %d", 7 * i % (11 + row));
+        n += (size_t)snprintf(text + n, sizeof(text) - n,
+                              "\", \"chosen\": \" sob and weep\", \"rejected\": \" them %d blind with rain\"}\n", row);
+    }
+    snprintf(path, sizeof(path), "%s/long.jsonl", scratch_dir());
+    if (file_write_atomic(path, text, (int64_t)n, &err)) fail_msg("%s", err.msg);
+    snprintf(sets, sizeof(sets), "data.train=%s data.eval= model.path=%s data.seq_len=512 train.steps=3 %s", path,
+             fixture(model), more);
+    return sets;
+}
+
+/* Mixers with a state continue it after the prompt of both answers. Their prompts are shared from 129 tokens on. */
+static void recurrences_share_long_prompts(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"loss", "grad_norm", "rewards/margins", "logps/chosen", "logps/rejected"};
+    static const struct {
+        const char *model, *says;
+        bool aux; /* the router has an auxiliary loss, with which prompts are not shared */
+    } all[] = {{"parity/lfm2", "share the rows of their prompt\n", false},
+               {"parity/nemotron", "share the rows of their prompt if it has more than 128 tokens", false},
+               {"parity/qwen3_next", "share the rows of their prompt if it has more than 128 tokens", true},
+               {"parity/qwen3_5", "share the rows of their prompt if it has more than 128 tokens", true}};
+    for (int i = 0; i < MT_LEN(all); i++) {
+        const char *run[3];
+        for (int k = 0; k < 2 + all[i].aux; k++) {
+            run[k] = config_of("kind = dpo", "[lora]\ntargets = mixers\n");
+            if (process_run_sets(
+                    run[k], long_pairs(all[i].model, k < 2 ? "train.aux_loss_coef=0" : "train.aux_loss_coef=1e-12")))
+                fail_msg("%s", said.err);
+            if (k < 2) assert_says(said.err, all[i].says);
+        }
+        assert_same_output(run[0], run[1], ADAPTER);
+        for (int step = 1; step < 3 && all[i].aux; step++)
+            for (int k = 0; k < MT_LEN(keys); k++)
+                assert_close(metric(run[0], "step", step, keys[k]) / metric(run[2], "step", step, keys[k]), 1, 1e-4);
+    }
+}
+
 /* Four steps, and two that continue for two more. */
 static void a_run_continues(void **state)
 {
@@ -337,6 +385,7 @@ int test_preference(void)
         cmocka_unit_test(rows_of_one_label),
         cmocka_unit_test(a_step_may_be_divided),
         cmocka_unit_test(answers_share_their_prompt),
+        cmocka_unit_test(recurrences_share_long_prompts),
         cmocka_unit_test(a_run_continues),
         cmocka_unit_test(a_cached_reference_is_the_live_one),
         cmocka_unit_test(best_by_accuracy),

@@ -52,18 +52,19 @@ void step_counts_add(struct step_counts *n, const struct batch *b)
     n->chosen += b->n_chosen;
 }
 
-bool micro_batch_shares(const struct model *m) { return model_takes_prefixes(&m->arch) && !(m->aux_coef > 0); }
+int64_t micro_batch_shares(const struct model *m) { return m->aux_coef > 0 ? 0 : model_prefixes(&m->arch); }
 
-void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, bool shares, struct step_counts *n)
+void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, int64_t shares, struct step_counts *n)
 {
     loader_next(l, b, pos);
     step_counts_add(n, b);
-    if (shares && b->n_answer && !b->good) prefix_share(b, 2);
+    if (shares && b->n_answer && !b->good) prefix_share(b, 2, shares);
 }
 
 void micro_batch_share(struct batch *b, const struct model *m, int64_t group)
 {
-    if (micro_batch_shares(m) && !b->choices) prefix_share(b, MT_MIN(group, MT_MAX(b->n_seq, 1)));
+    const int64_t least = micro_batch_shares(m);
+    if (least && !b->choices) prefix_share(b, MT_MIN(group, MT_MAX(b->n_seq, 1)), least);
 }
 
 /* The first token of the completion of answer a. */

@@ -11,12 +11,11 @@ struct step_counts {
 };
 void step_counts_add(struct step_counts *n, const struct batch *b);
 
-/* Whether both answers of a pair share the rows of their prompt (data/prefix.h): not if a mixer cannot do it, or if the
- * auxiliary loss must count the prompt's tokens for both. */
-bool micro_batch_shares(const struct model *m);
-/* Calls loader_next and adds its documents to the counts. shares: the answers of a pair share the rows of their
- * prompt. */
-void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, bool shares, struct step_counts *n);
+/* The least rows of a prompt that the answers of a pair share (data/prefix.h). 0: they share none, because a mixer
+ * cannot do it or the auxiliary loss must count the prompt's tokens for both. */
+int64_t micro_batch_shares(const struct model *m);
+/* Calls loader_next and adds its documents to the counts. shares: that of micro_batch_shares, or 0. */
+void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, int64_t shares, struct step_counts *n);
 
 /* Lets `group` adjacent completions of one prompt share its rows, if the model can do this and the batch has no given
  * experts. */

@@ -51,7 +51,7 @@ static void run_empty(struct run *r, const struct model_pass *pass)
 /* Takes n micro-batches, which an objective needs at once. */
 static void take(const struct run *r, struct loader *l, struct batch *b, int64_t n, struct step_counts *counts)
 {
-    const bool shares = micro_batch_shares(&r->model);
+    const int64_t shares = micro_batch_shares(&r->model);
     for (int64_t k = 0; k < n; k++) micro_batch_next(&b[k], l, NULL, shares, counts);
 }
 

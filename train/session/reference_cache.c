@@ -78,7 +78,7 @@ static void compute(struct run *r, const struct dataset *ds, bool train, double 
     struct comm *all = r->par.all;
     struct loader *l = loader_open(ds, &opt, (struct loader_pos){0, 0});
     const int64_t n = loader_epoch_batches(l, 0), count = 2 * ds->n_docs;
-    const bool shares = micro_batch_shares(&r->model);
+    const int64_t shares = micro_batch_shares(&r->model);
     struct step_counts counts = {0};
     struct batch b;
     for (int64_t i = 0; i < n; i++) {

@@ -73,8 +73,12 @@ static void print_quant(const struct run *r)
 static void print_pairs(const struct run *r)
 {
     const struct model *m = &r->model;
+    const int64_t least = micro_batch_shares(m);
     if (run_objective(r->cfg)->format != DATA_PREFERENCE) return;
-    if (micro_batch_shares(m))
+    if (least > 1)
+        log_info("both answers of a pair share the rows of their prompt if it has more than %lld tokens",
+                 (long long)least);
+    else if (least)
         log_info("both answers of a pair share the rows of their prompt");
     else
         log_info("each answer of a pair has rows for its prompt: %s",
