@@ -196,7 +196,8 @@ static const struct cli_row eval_rows[] = {
     FLAG(eval_args, generate, "--generate",
          "answer the prompts instead, and verify the answers; in online RL without --verifier: compute their rewards"),
     OPTION(eval_args, answers.verifier, "--verifier", "NAME", VERIFIERS, NULL,
-           "compares the last number, the last \\boxed{}, or JSON; regex: --pattern is found"),
+           "compares the last number, the last \\boxed{}, or JSON; regex: --pattern is found; format: the answer has "
+           "the form of the chat template"),
     OPTION(eval_args, answers.pattern, "--pattern", "REGEX", NULL, NULL,
            "for regex; a group (?<answer>...) must equal that of the reference"),
     FLAG(eval_args, answers.ignore_case, "--ignore-case",

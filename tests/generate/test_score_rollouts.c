@@ -78,15 +78,17 @@ static void recorded(void **state)
     for (int i = 0; i < 300; i++)
         n += snprintf(text + n, sizeof(text) - (size_t)n,
                       "{\"prompt_ids\": [1, 2], \"completion_ids\": [3, 4, 5], \"text\": \"so %d\", \"group\": %d, "
-                      "\"columns\": {\"gold\": 18}}\n",
-                      i % 2 ? 18 : 17, i / 10);
+                      "\"columns\": {\"gold\": 18}, \"finish_reason\": \"%s\"}\n",
+                      i % 2 ? 18 : 17, i / 10, i % 3 ? "stop" : "length");
     write_text(rollouts, "rollouts.jsonl", text);
-    const char *config = with_prompts("right = last_number reference=gold\nnone = exact");
+    const char *config =
+        with_prompts("right = last_number reference=gold\nnone = exact\nform = format\nform.weight = 0");
     if (RUN("rewards", config, rollouts)) fail_msg("%s", said.err);
     assert_says(said.out,
                 "right                           1     0.5000     0.5008     0.0000     1.0000       0       0\n");
     assert_says(said.out,
                 "none                            1          -          -          -          -     300       0\n");
+    assert_says(said.out, "form                            0     0.6667"); /* those that ended */
     assert_says(said.out, "sum of weight * reward                0.5000     0.5008");
     assert_says(said.out, "\n300 rows\n");
 }

@@ -344,9 +344,13 @@ static void think_format(void **state)
     struct err err;
     assert_int_equal(verifier_open(&v, &(struct verify_options){.kind = REWARD_THINK_FORMAT}, "pattern", &err), 0);
     for (int i = 0; i < MT_LEN(rows); i++) {
-        const struct verify_answer a = {.whole = text_of(rows[i].text), .think_open = rows[i].opened};
+        const struct verify_answer a = {.whole = text_of(rows[i].text), .think_open = rows[i].opened, .formed = true};
         if ((verifier_judge(&v, &a, text_of(NULL)) == RIGHT) != rows[i].right) fail_msg("\"%s\"", rows[i].text);
     }
+    verifier_close(&v);
+    assert_int_equal(verifier_open(&v, &(struct verify_options){.kind = REWARD_FORMAT}, "pattern", &err), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(verifier_judge(&v, &(struct verify_answer){.formed = i}, text_of(NULL)), i ? RIGHT : WRONG);
     verifier_close(&v);
 }
 

@@ -227,7 +227,9 @@ static void nulls_and_truncation(void **state)
     assert_true(number_of(some, "rollouts", 2, "reward_null") == 0);
     assert_true(number_of(some, "eval", 1, "eval_reward_null") == 0);
 #define CUT "objective.max_completion_length=1", "--set", "train.steps=1", "--set", "objective.mask_truncated="
-    if (RUN(SETS(config_of(""), "--set", CUT "true"))) fail_msg("%s", said.err);
+    const char *cut = config_of("");
+    if (RUN(SETS(cut, "--set", CUT "true", "--set", "reward.form=format"))) fail_msg("%s", said.err);
+    assert_true(number_of(cut, "rollouts", 1, "rewards/form/mean") == 0); /* no answer ended */
     assert_says(said.err, "step 1: every completion was truncated, so none has loss (objective.mask_truncated): raise "
                           "objective.max_completion_length");
     if (RUN(SETS(config_of(""), "--set", CUT "false", "--set", "reward.none=last_number reference=absent")))

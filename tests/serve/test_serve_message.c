@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "data/file/file.h"
+#include "data/tokenizer/tokenizer.h"
 #include "tests/test.h"
 #include "train/models/message.h"
 
@@ -182,9 +183,11 @@ static struct json_doc *render(struct text_buf *out, const struct chat_template 
     return doc;
 }
 
-/* The call that a template writes into an answer is read back. */
-static void round_trip(const struct chat_template *t, enum message_calls calls, const char *name)
+/* The call that a template writes into an answer is read back, and has the template's form. */
+static void round_trip(const struct chat_template *t, enum message_calls calls, const char *name,
+                       const struct tokenizer *tok)
 {
+    static const char call_end[] = "<|call|>";
     struct text_buf prompt = {0}, whole_text = {0};
     struct message m = {.n_call = 0};
     json_free(render(&prompt, t, "", true));
@@ -196,14 +199,19 @@ static void round_trip(const struct chat_template *t, enum message_calls calls, 
     const struct message_input in = {
         .rules = rules, .wants_calls = true, .whole = true, .tools = json_find(json_root(doc), "tools")};
     const char *begin = whole_text.text + same, *end = strstr(begin, "</tool_call>");
-    const int64_t size = end ? end + 12 - begin : whole_text.size - same;
+    int64_t size = end ? end + 12 - begin : whole_text.size - same;
+    if (calls == MESSAGE_HARMONY) { /* an answer has no end token */
+        size -= (int64_t)strlen(call_end);
+        assert_memory_equal(begin + size, call_end, strlen(call_end));
+    }
     if (calls == MESSAGE_JSON || calls == MESSAGE_XML || calls == MESSAGE_ARG_KEY) {
         const char *mark = strstr(begin, "<tool_call>");
         assert_non_null(mark);
-        message_parse(&m, &in, mark, size - (mark - begin));
-    } else {
-        message_parse(&m, &in, begin, size);
+        size -= mark - begin;
+        begin = mark;
     }
+    message_parse(&m, &in, begin, size);
+    if (!message_is_formed(&in, tok, begin, size)) fail_msg("%s: %s", name, begin);
     if (m.n_call != 1 || strcmp(m.calls[0].name.text, "f") != 0) fail_msg("%s: %s", name, begin);
     struct err err;
     const char *text;
@@ -234,6 +242,8 @@ static void templates(void **state)
     struct err err;
     char path[MT_PATH];
     const char *text;
+    struct tokenizer *tok = tokenizer_open(fixture("../../configs/tiny-gptoss"), &err);
+    if (!tok) fail_msg("%s", err.msg);
     struct json_doc *doc = json_load(fixture("jinja/chats.json"), 1 << 20, &err);
     if (!doc) fail_msg("%s", err.msg);
     for (int64_t i = 0; i < MT_LEN(known); i++) {
@@ -244,17 +254,18 @@ static void templates(void **state)
             chat_template_load(&t, fixture("parity/case_a"), path, &err))
             fail_msg("%s", err.msg);
         chat_template_probe(t);
-        round_trip(t, known[i].calls, known[i].name);
+        round_trip(t, known[i].calls, known[i].name, tok);
         chat_template_free(t);
     }
     json_free(doc);
     if (chat_template_load(&t, fixture("../../configs/tiny-gptoss"), NULL, &err)) fail_msg("%s", err.msg);
     chat_template_probe(t);
-    round_trip(t, MESSAGE_HARMONY, "gpt-oss");
+    round_trip(t, MESSAGE_HARMONY, "gpt-oss", tok);
     chat_template_free(t);
     t = chat_template_deepseek();
-    round_trip(t, MESSAGE_DSML, "DeepSeek V4");
+    round_trip(t, MESSAGE_DSML, "DeepSeek V4", tok);
     chat_template_free(t);
+    tokenizer_free(tok);
     assert_int_equal(message_rules_of(NULL).calls, MESSAGE_PLAIN);
 }
 
@@ -283,9 +294,84 @@ static void marks(void **state)
     }
 }
 
+#define ASK   "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+#define FINAL "<|channel|>final<|message|>So."
+#define CALL  "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>"
+
+/* Which answers have the form of the template (the verifier `format`). */
+static void form(void **state)
+{
+    (void)state;
+    static const struct {
+        struct message_rules rules;
+        bool open, formed;
+        const char *text;
+    } of[] = {
+        {{.calls = MESSAGE_HARMONY}, false, true, HEAD FINAL},
+        {{.calls = MESSAGE_HARMONY}, false, true, FINAL},
+        {{.calls = MESSAGE_HARMONY},
+         false,
+         true,
+         HEAD "<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant" FINAL},
+        {{.calls = MESSAGE_HARMONY}, false, true, HEAD ASK "{\"a\": 1}"},
+        {{.calls = MESSAGE_HARMONY}, false, true, " to=functions.f<|channel|>commentary json<|message|>{}"},
+        {{.calls = MESSAGE_HARMONY}, false, false, "So."},
+        {{.calls = MESSAGE_HARMONY}, false, false, ""},
+        {{.calls = MESSAGE_HARMONY}, false, false, "<|channel|>analysis<|message|>Why?"}, /* no final */
+        {{.calls = MESSAGE_HARMONY}, false, false, HEAD "<|channel|>final<|message|> "},
+        {{.calls = MESSAGE_HARMONY}, false, false, HEAD "<|channel|>other<|message|>So."},
+        {{.calls = MESSAGE_HARMONY}, false, false, HEAD "So."},
+        {{.calls = MESSAGE_HARMONY}, false, false, HEAD "<|channel|>final So."},
+        {{.calls = MESSAGE_HARMONY}, false, false, HEAD HEAD "<|start|>assistant" FINAL},
+        {{.calls = MESSAGE_HARMONY}, false, false, FINAL "<|end|><|start|>assistant" FINAL},
+        {{.calls = MESSAGE_HARMONY}, false, false, FINAL "<|end|>"},
+        {{.calls = MESSAGE_HARMONY}, false, false, FINAL "<|channel|>"},
+        {{.calls = MESSAGE_HARMONY}, false, false, "<|channel|><|channel|>final<|message|>So."},
+        {{.calls = MESSAGE_HARMONY}, false, false, "x" FINAL},
+        {{.calls = MESSAGE_HARMONY}, false, false, "<|channel|>analysis<|message|>Why?<|end|>" FINAL},
+        {{.calls = MESSAGE_HARMONY}, false, false, "<|channel|>analysis<|message|>Why?<|end|><|start|>user" FINAL},
+        {{.calls = MESSAGE_HARMONY}, false, false, ASK "{\"a\": "},
+        {{.calls = MESSAGE_HARMONY}, false, false, "<|channel|>final to=functions.f<|message|>{}"},
+        {THINK(JSON), false, true, "<think>\na\n</think>\n\nb"},
+        {THINK(JSON), false, true, "b"},
+        {THINK(JSON), true, true, "a</think>b"},
+        {THINK(JSON), false, true, "<think>a</think>" CALL "\n" CALL},
+        {THINK(JSON), true, false, "b"}, /* not closed */
+        {THINK(JSON), false, false, "<think>a"},
+        {THINK(JSON), false, false, "<think>a</think>"},
+        {THINK(JSON), false, false, "a</think>b"},
+        {THINK(JSON), false, false, "<think>a</think>b</think>c"},
+        {THINK(JSON), false, false, "<think>a<think>b</think>c"},
+        {THINK(JSON), false, false, "b<think>a</think>"},
+        {THINK(JSON), false, false, "<think>" CALL "</think>b"},
+        {THINK(JSON), false, false, "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n"},
+        {THINK(JSON), false, false, "<tool_call>\nnot json\n</tool_call>"},
+        {THINK(JSON), false, false, CALL "</tool_call>"},
+        {THINK(JSON), false, false, "b<|end|>"},
+        {THINK(GEMMA), false, true,
+         "<|channel>thought\nHm.\n<channel|>Yes.<|tool_call>call:f{a:<|\"|>x<|\"|>}<tool_call|>"},
+        {THINK(GEMMA), false, false, "<|channel>thought\nHm.\n"},
+        {THINK(GEMMA), false, false, "Hm.\n<channel|>Yes."},
+        {{.think = false}, false, true, "<think>b"}, /* the template has no such mark */
+        {{.think = false}, false, false, "b<|return|>c"},
+        {{.think = false}, false, false, " \n"}};
+    struct err err;
+    struct tokenizer *tok = tokenizer_open(fixture("../../configs/tiny-gptoss"), &err);
+    if (!tok) fail_msg("%s", err.msg);
+    for (int i = 0; i < MT_LEN(of); i++) {
+        const struct message_input in = {.rules = of[i].rules, .think_open = of[i].open};
+        const int64_t size = (int64_t)strlen(of[i].text);
+        char *text = mem_strndup(of[i].text, size); /* for AddressSanitizer */
+        if (message_is_formed(&in, tok, text, size) != of[i].formed) fail_msg("\"%s\"", text);
+        for (int64_t n = 0; n < size; n++) (void)message_is_formed(&in, tok, text, n);
+        mem_free(text);
+    }
+    tokenizer_free(tok);
+}
+
 int test_serve_message(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(whole), cmocka_unit_test(cut), cmocka_unit_test(templates),
-                                       cmocka_unit_test(marks)};
+                                       cmocka_unit_test(marks), cmocka_unit_test(form)};
     return cmocka_run_group_tests_name("serve_message", tests, NULL, NULL);
 }

@@ -70,8 +70,11 @@ static void judge(void *user, const struct sample *s)
     } else {
         message_parse(&g->message, &in, s->text, s->text_size);
         const struct text_buf *content = &g->message.content;
-        const struct verify_answer answer = {
-            .content = {content->text, content->size}, .whole = {s->text, s->text_size}, .think_open = q->opened};
+        const struct verify_answer answer = {.content = {content->text, content->size},
+                                             .whole = {s->text, s->text_size},
+                                             .think_open = q->opened,
+                                             .formed = s->end != SAMPLE_LENGTH &&
+                                                       message_is_formed(&in, g->run.tok, s->text, s->text_size)};
         const enum verdict v =
             verifier_judge(&g->verifier, &answer, (struct verify_text){q->reference, q->reference_size});
         q->score.n_right += v == VERDICT_RIGHT;

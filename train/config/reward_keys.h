@@ -6,7 +6,7 @@
 #include "train/config/words.h"
 
 /* Kinds of rewards; train/reward/README.md defines them. Verifiers give 1 for right and 0 for wrong. */
-#define VERIFIERS       "exact|last_number|boxed|regex|json|think_format"
+#define VERIFIERS       "exact|last_number|boxed|regex|json|think_format|format"
 #define REWARD_BUILTINS VERIFIERS "|length|repetition"
 #define REWARD_KINDS    REWARD_BUILTINS "|environment|command|judge"
 enum reward_kind {
@@ -16,6 +16,7 @@ enum reward_kind {
     REWARD_REGEX,
     REWARD_JSON,
     REWARD_THINK_FORMAT,
+    REWARD_FORMAT,
     REWARD_LENGTH,
     REWARD_REPETITION,
     REWARD_ENVIRONMENT,

@@ -533,6 +533,93 @@ void message_parse(struct message *m, const struct message_input *in, const char
         parse_marked(m, in, part_of(text, text + size));
 }
 
+/* ---- the form of an answer ---- */
+
+static bool has_special(const struct tokenizer *tok, struct part p)
+{
+    struct token_list found = {0};
+    tokenizer_specials(tok, p.at, p.end - p.at, &found);
+    const bool any = found.count > 0;
+    token_list_free(&found);
+    return any;
+}
+
+/* Neither a mark of the template's form nor a special token. */
+static bool is_plain(const struct message_rules *r, const struct tokenizer *tok, const struct text_buf *t)
+{
+    const char *const all[] = {"<think>",    "</think>",           "<|channel>",
+                               "<channel|>", marks[r->calls].open, marks[r->calls].close};
+    const struct part p = part_of(t->text, t->text + t->size);
+    for (int i = r->think ? 0 : 4; i < (r->calls == MESSAGE_PLAIN ? 4 : MT_LEN(all)); i++)
+        if (find(p, all[i])) return false;
+    return !has_special(tok, p);
+}
+
+/* <|channel|>NAME, before or after it a recipient, then a type (json, or <|constrain|>json). */
+static bool reads_header(const struct tokenizer *tok, struct part header, struct part *channel, struct part *to)
+{
+    static const char mark[] = "<|channel|>", constrain[] = "<|constrain|>";
+    const char *at = find(header, mark);
+    if (!at || (at > header.at && !begins(header, " to="))) return false;
+    struct part rest = part_of(at + sizeof(mark) - 1, header.end);
+    *channel = word_after(header, mark);
+    *to = word_after(header, "to=");
+    const char *type = find(rest, constrain);
+    return !has_special(tok, part_of(header.at, at)) && !has_special(tok, part_of(rest.at, type ? type : rest.end)) &&
+           !(type && has_special(tok, part_of(type + sizeof(constrain) - 1, rest.end))) &&
+           (is_word(*channel, "analysis") || is_word(*channel, "commentary") || is_word(*channel, "final"));
+}
+
+static bool is_object(struct part p)
+{
+    struct err err;
+    struct json_doc *doc = json_parse_row(p.at, p.end - p.at, JSON_ROW_VALUES, "call", &err);
+    const bool yes = doc && json_type(json_root(doc)) == JSON_OBJECT;
+    json_free(doc);
+    return yes;
+}
+
+static bool is_harmony(const struct tokenizer *tok, struct part p)
+{
+    static const char message[] = "<|message|>", end[] = "<|end|>", next[] = "<|start|>assistant";
+    for (;;) {
+        struct part channel, to;
+        const char *body = find(p, message);
+        if (!body || !reads_header(tok, part_of(p.at, body), &channel, &to)) return false;
+        body += sizeof(message) - 1;
+        const char *close = find(part_of(body, p.end), end);
+        const struct part text = trimmed(part_of(body, close ? close : p.end));
+        const bool final = is_word(channel, "final"), call = to.at < to.end;
+        if (has_special(tok, text) || (final && call)) return false;
+        if (!close) return final ? text.at < text.end : call && is_object(text);
+        p.at = close + sizeof(end) - 1;
+        if (final || call || !begins(p, next)) return false;
+        p.at += sizeof(next) - 1;
+    }
+}
+
+static int64_t count(struct part p, const char *mark)
+{
+    int64_t n = 0;
+    for (const char *at; (at = find(p, mark)); p.at = at + strlen(mark)) n++;
+    return n;
+}
+
+bool message_is_formed(const struct message_input *in, const struct tokenizer *tok, const char *text, int64_t size)
+{
+    struct message_input all = *in;
+    struct message m = {.n_call = 0};
+    all.whole = all.wants_calls = true;
+    const struct part p = part_of(text, text + size);
+    if (in->rules.calls == MESSAGE_HARMONY) return is_harmony(tok, p);
+    message_parse(&m, &all, text, size);
+    const bool closed = !m.n_call || count(p, marks[in->rules.calls].open) == count(p, marks[in->rules.calls].close);
+    const bool formed = closed && is_plain(&in->rules, tok, &m.content) && is_plain(&in->rules, tok, &m.reasoning) &&
+                        (m.n_call || !text_is_blank(m.content.text, m.content.size));
+    message_free(&m);
+    return formed;
+}
+
 void message_free(struct message *m)
 {
     for (int64_t i = 0; i < m->cap_call; i++) {

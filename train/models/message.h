@@ -4,6 +4,7 @@
 #define MT_MODELS_MESSAGE_H
 
 #include "data/chat/chat_template.h"
+#include "data/tokenizer/tokenizer.h"
 
 /* The syntax of calls. HARMONY: gpt-oss, calls and reasoning. JSON: <tool_call>{"name", "arguments"}</tool_call>
  * (Hermes, Qwen). XML: <function=NAME><parameter=KEY> in <tool_call> (Qwen3-Coder, Qwen3.5). ARG_KEY: NAME, then
@@ -48,5 +49,10 @@ struct message_input {
  * each member only grows with the text. */
 void message_parse(struct message *m, const struct message_input *in, const char *text, int64_t size);
 void message_free(struct message *m);
+/* Whether an answer, which ended with an end token, has the form that the chat template gives to answers: reasoning at
+ * most once, at the start, and closed; then a content that is not empty, or calls that can be read; no mark and no
+ * special token elsewhere. HARMONY: messages with headers; the last one is a call or the only one of channel `final`.
+ * `whole` and `wants_calls` of in are not read. */
+bool message_is_formed(const struct message_input *in, const struct tokenizer *tok, const char *text, int64_t size);
 
 #endif

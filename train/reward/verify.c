@@ -111,6 +111,8 @@ static enum verdict think_format(const struct verify_answer *a)
     return verdict(!verify_after(rest, open).text && verify_after(rest, "</think>").text);
 }
 
+static enum verdict format(const struct verify_answer *a) { return verdict(a->formed); }
+
 static double length(const struct verifier *v, const struct verify_answer *a)
 {
     return reward_length(a->n_ids, v->opt.max, v->opt.cache);
@@ -127,10 +129,11 @@ static const struct {
     enum verdict (*check)(const struct verify_answer *answer);
     double (*score)(const struct verifier *v, const struct verify_answer *answer);
 } kinds[] = {
-    [REWARD_EXACT] = {.compare = exact_text}, [REWARD_LAST_NUMBER] = {.compare = last_number},
-    [REWARD_BOXED] = {.compare = boxed},      [REWARD_REGEX] = {.compare = regex},
-    [REWARD_JSON] = {.compare = json},        [REWARD_THINK_FORMAT] = {.check = think_format},
-    [REWARD_LENGTH] = {.score = length},      [REWARD_REPETITION] = {.score = repetition},
+    [REWARD_EXACT] = {.compare = exact_text},    [REWARD_LAST_NUMBER] = {.compare = last_number},
+    [REWARD_BOXED] = {.compare = boxed},         [REWARD_REGEX] = {.compare = regex},
+    [REWARD_JSON] = {.compare = json},           [REWARD_THINK_FORMAT] = {.check = think_format},
+    [REWARD_FORMAT] = {.check = format},         [REWARD_LENGTH] = {.score = length},
+    [REWARD_REPETITION] = {.score = repetition},
 };
 
 bool verifier_has_reference(enum reward_kind kind) { return kind < MT_LEN(kinds) && kinds[kind].compare; }

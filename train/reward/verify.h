@@ -12,7 +12,7 @@
  * group of the last match equals, as in EXACT, that of the reference, or the whole reference if the pattern is not
  * found there. JSON: the answer, without a code fence around it, is valid JSON, fits the schema if there is one, and
  * equals the reference if there is one (verify_json.h). THINK_FORMAT: the whole answer begins with <think>, contains it
- * only once, and contains </think>. LENGTH and REPETITION: verify_ids.h. */
+ * only once, and contains </think>. FORMAT: `formed` of the answer. LENGTH and REPETITION: verify_ids.h. */
 struct verify_options {
     enum reward_kind kind;
     bool ignore_case;      /* EXACT, and the group of REGEX: compare without case, in Unicode's form KC */
@@ -38,6 +38,7 @@ struct verify_answer {
     struct verify_text content; /* without reasoning */
     struct verify_text whole;   /* with it */
     bool think_open;            /* the prompt ended with <think> */
+    bool formed;                /* it ended, and has the form of its chat template (message_is_formed) */
     const int32_t *ids;         /* [n_ids] */
     int64_t n_ids;
 };

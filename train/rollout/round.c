@@ -51,15 +51,17 @@ static int submit(struct round *r, int64_t at, const struct sample *s, const str
     struct message m = {.n_call = 0};
     message_parse(&m, &in, s->text, s->text_size);
     const struct verify_text content = {m.content.text, m.content.size}, all = {s->text, s->text_size};
-    const struct reward_item item = {.prompt = row->text,
-                                     .columns = row->columns,
-                                     .answer = {.content = content,
-                                                .whole = in.rules.calls == MESSAGE_HARMONY ? content : all,
-                                                .think_open = think_open,
-                                                .ids = s->ids,
-                                                .n_ids = s->n},
-                                     .finish_reason = s->end == SAMPLE_LENGTH ? "length" : "stop",
-                                     .environment = turns ? &turns->reward : NULL};
+    const struct reward_item item = {
+        .prompt = row->text,
+        .columns = row->columns,
+        .answer = {.content = content,
+                   .whole = in.rules.calls == MESSAGE_HARMONY ? content : all,
+                   .think_open = think_open,
+                   .formed = s->end != SAMPLE_LENGTH && message_is_formed(&in, r->opt->run->tok, s->text, s->text_size),
+                   .ids = s->ids,
+                   .n_ids = s->n},
+        .finish_reason = s->end == SAMPLE_LENGTH ? "length" : "stop",
+        .environment = turns ? &turns->reward : NULL};
     const int rc = rewards_submit(r->opt->rewards, &item, err);
     r->submitted[r->n_submitted++] = at;
     message_free(&m);

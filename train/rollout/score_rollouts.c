@@ -119,14 +119,17 @@ static int submit(struct score *s, struct json row, struct err *err)
         message_parse(&s->message, &in, text.text.text, text.text.size);
         const struct text_buf *content = &s->message.content;
         const struct text_buf *whole = s->rules.calls == MESSAGE_HARMONY ? content : &text.text;
-        const struct reward_item item = {.prompt = from ? from->text : "null",
-                                         .columns = columns.text,
-                                         .answer = {.content = {content->text ? content->text : "", content->size},
-                                                    .whole = {whole->text ? whole->text : "", whole->size},
-                                                    .think_open = open,
-                                                    .ids = ids.ids,
-                                                    .n_ids = ids.count},
-                                         .finish_reason = finish};
+        const struct reward_item item = {
+            .prompt = from ? from->text : "null",
+            .columns = columns.text,
+            .answer = {.content = {content->text ? content->text : "", content->size},
+                       .whole = {whole->text ? whole->text : "", whole->size},
+                       .think_open = open,
+                       .formed = !strcmp(finish, "stop") &&
+                                 message_is_formed(&in, s->run.tok, text.text.text, text.text.size),
+                       .ids = ids.ids,
+                       .n_ids = ids.count},
+            .finish_reason = finish};
         s->n_unknown += !from;
         rc = rewards_submit(s->rewards, &item, err);
     }
