@@ -38,20 +38,24 @@ static int64_t find_steps(struct device *dev, const struct weight *w, struct ten
     return n_exact;
 }
 
+/* The value of train.expert_dtype. */
+static const char *name_of(const struct weights *w) { return w->fp8_backward ? "fp8-backward" : "fp8"; }
+
 int fp8_experts_open(struct weights_read *f, struct proj *proj)
 {
     const struct weight *w = &proj->w;
     struct fp8_layer *layer = &f->w->fp8[f->layer];
     if (!format_of(w)->binary)
         return err_set(f->err,
-                       "train.expert_dtype = fp8 needs experts in MXFP4, whose values are exact in FP8; those of layer "
+                       "train.expert_dtype = %s needs experts in MXFP4, whose values are exact in FP8; those of layer "
                        "%lld are %s: set train.expert_dtype = bf16, or model.quantize = mxfp4 for a "
                        "checkpoint with bf16, FP8 or INT4",
-                       (long long)f->layer, weight_format_name(w->format));
+                       name_of(f->w), (long long)f->layer, weight_format_name(w->format));
     float *host = mem_array(w->n_exp, sizeof(*host));
     layer->steps[layer->n_step++] = host;
     proj->fp8.step = arena_tensor_1d(&f->dev->weights, DT_F32, w->n_exp);
     proj->fp8.host_step = host;
+    proj->fp8.backward = f->w->fp8_backward;
     layer->n_exact += find_steps(f->dev, w, proj->fp8.step, host);
     layer->n_matrix += w->n_exp;
     return 0;
@@ -62,11 +66,18 @@ bool fp8_experts_have_codes(const struct weights_read *f, const struct proj *pro
     return proj->fp8.step.ndim && choice_fp8_products(f->dev) && proj->w.n_out % 16 == 0;
 }
 
-void fp8_experts_decode(struct weights_read *f, struct proj *proj)
+void fp8_experts_codes(struct weights_read *f, struct proj *proj)
 {
     struct weight *w = &proj->w;
-    const struct tensor y = arena_tensor_3d(&f->dev->weights, DT_U8, w->n_exp, 2 * w->n_out, w->n_in);
+    struct arena *weights = &f->dev->weights;
+    const struct tensor y = proj->fp8.backward ? arena_tensor_3d(weights, DT_U8, w->n_exp, w->n_in, w->n_out)
+                                               : arena_tensor_3d(weights, DT_U8, w->n_exp, 2 * w->n_out, w->n_in);
     op_expert_codes(f->dev, y, w, proj->fp8.step);
+    if (proj->fp8.backward) {
+        proj->fp8.transposed = y;
+        f->w->decoded_bytes += tensor_bytes(y);
+        return;
+    }
     f->w->n_decoded++;
     f->w->decoded_bytes += tensor_bytes(y) - weight_bytes(w);
     proj->fp8.pair = true;
@@ -85,6 +96,6 @@ void fp8_experts_log(const struct weights *w)
                      "their products stay in bf16",
                      (long long)l, (long long)(layer->n_matrix - layer->n_exact), (long long)layer->n_matrix, BINADES);
     }
-    log_info("train.expert_dtype = fp8: %lld of %lld expert matrices are exact in e4m3", (long long)n_exact,
+    log_info("train.expert_dtype = %s: %lld of %lld expert matrices are exact in e4m3", name_of(w), (long long)n_exact,
              (long long)n_matrix);
 }

@@ -1,4 +1,5 @@
-/* fp8_experts.h - experts whose products run in e4m3 (train.expert_dtype = fp8): which are exact, and their codes. */
+/* fp8_experts.h - experts whose products run in e4m3 (train.expert_dtype = fp8 or fp8-backward): which are exact, and
+ * their codes. */
 #ifndef MT_FP8_EXPERTS_H
 #define MT_FP8_EXPERTS_H
 
@@ -11,8 +12,9 @@ float fp8_expert_step(int32_t low, int32_t high);
 int fp8_experts_open(struct weights_read *f, struct proj *proj) MT_CHECK;
 /* Whether this device's products read e4m3 codes of proj. */
 bool fp8_experts_have_codes(const struct weights_read *f, const struct proj *proj);
-/* Replaces the packed weight, which is in dev->work, by the codes, in dev->weights. */
-void fp8_experts_decode(struct weights_read *f, struct proj *proj);
+/* Puts the codes of the packed weight, which is in dev->work, in dev->weights. They replace the weight, except with
+ * FP8_BACKWARD. */
+void fp8_experts_codes(struct weights_read *f, struct proj *proj);
 /* Logs how many experts are exact. */
 void fp8_experts_log(const struct weights *w);
 

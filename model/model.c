@@ -221,7 +221,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                                          .decoded_layers = opt->decoded_layers,
                                          .host_layers = opt->expert_layers,
                                          .host_bytes = opt->expert_bytes,
-                                         .fp8_experts = opt->fp8_experts,
+                                         .fp8 = opt->fp8,
                                          .checked = opt->checked,
                                          .ep = m->par.ep};
     if (weights_load(&m->weights, dev, a, st, &load, err)) {

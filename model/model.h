@@ -58,7 +58,7 @@ struct model_options {
     int64_t expert_group;       /* copied to struct device */
     bool embed_on_host;         /* the embedding is kept in dev->host */
     int64_t decoded_layers;     /* number of last layers whose experts are decoded while loading */
-    bool fp8_experts;           /* products of the experts in e4m3 (kernels/ops/ops.h: struct proj_fp8) */
+    enum fp8_products fp8;      /* of the experts (train.expert_dtype) */
     bool checked;               /* copied to struct weights_options */
     const struct parallel *par; /* NULL: one rank */
     bool shard_moments;         /* over the ranks of par->dp (ZeRO-1) */

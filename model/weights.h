@@ -106,6 +106,7 @@ struct weights {
     struct hyper hyper_head;           /* before the final norm; zeroed without arch.hyper */
     struct layer_weights *layers;      /* [L] host */
     struct fp8_layer *fp8;             /* [L] host; NULL without FP8 products */
+    bool fp8_backward;                 /* FP8_BACKWARD */
     int64_t n_layer;                   /* of fp8 */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; all other weights */
     struct host_ring host; /* packed experts of weights_options.host_layers; the ring's places are in dev->weights */
@@ -132,7 +133,7 @@ struct weights_options {
     int64_t host_layers; /* number of routed layers, evenly spaced among those that are not decoded, whose experts are
                             kept in dev->host; host_bytes: weights.packed_bytes of them */
     int64_t host_bytes;
-    bool fp8_experts; /* products of routed experts run in e4m3 (train.expert_dtype) */
+    enum fp8_products fp8; /* of routed experts (train.expert_dtype) */
     bool checked; /* an earlier dry run found all tensors: this one looks for those of a layer's first expert alone, and
                      counts no unused ones */
     bool hashed;  /* sets weights.fingerprint in a dry run too */

@@ -166,10 +166,9 @@ static int load_product(struct weights_read *f, struct proj *proj, const struct 
     if (rc) return -1;
     const bool fp8 = f->w->fp8 && arch_is_routed(f->a, f->layer);
     if (fp8 && fp8_experts_open(f, proj)) return -1;
-    if (decoded && fp8_experts_have_codes(f, proj))
-        fp8_experts_decode(f, proj);
-    else if (decoded)
-        decode(f, w);
+    const bool codes = decoded && fp8_experts_have_codes(f, proj);
+    if (codes) fp8_experts_codes(f, proj);
+    if (decoded && !proj->fp8.pair) decode(f, w);
     arena_release(work, mark);
     return 0;
 }

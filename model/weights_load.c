@@ -47,14 +47,15 @@ static void set_layer(struct weights_read *f, int64_t layer)
 static void describe_decoded(struct weights_read *f)
 {
     const size_t n = strlen(f->w->experts);
+    const bool backward = f->w->fp8_backward, codes = f->w->fp8 && choice_fp8_products(f->dev);
     if (f->w->n_decoded)
         snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", %lld of %lld layer%s decoded to %s",
                  (long long)f->w->n_decoded, (long long)f->a->n_layer, str_plural(f->a->n_layer),
-                 f->w->fp8 && choice_fp8_products(f->dev)
-                     ? "e4m3"
-                     : weight_format_name(checkpoint_dense_format(weights_read_decoded_dtype(f->dev))));
+                 !codes     ? weight_format_name(checkpoint_dense_format(weights_read_decoded_dtype(f->dev)))
+                 : backward ? "bf16 and e4m3"
+                            : "e4m3");
     else if (f->w->fp8)
-        snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", inputs in e4m3");
+        snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", %s in e4m3", backward ? "gradients" : "inputs");
 }
 
 static int load_site(struct weights_read *f, struct hyper *h, const char *site)
@@ -193,7 +194,8 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     f.checked = opt->checked;
     open_host_experts(&f, opt);
     w->expert_bytes = dev->weights.used - before;
-    if (opt->fp8_experts) w->fp8 = mem_array(a->n_layer, sizeof(*w->fp8));
+    if (opt->fp8) w->fp8 = mem_array(a->n_layer, sizeof(*w->fp8));
+    w->fp8_backward = opt->fp8 == FP8_BACKWARD;
     w->n_layer = a->n_layer;
     base_hash_open(&w->hash, a->n_layer);
     checkpoint_open(&f.ck, st, dev->dry_run ? NULL : &w->hash, dev->n_threads);

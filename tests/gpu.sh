@@ -156,7 +156,7 @@ stage_builds() {
 stage_check() {
     local device dtype
     for device in cuda cuda-portable; do
-        for dtype in bf16 fp8; do
+        for dtype in bf16 fp8 fp8-backward; do
             "$bin/moetrain" check configs/demo.ini --set train.device=$device --set train.expert_dtype=$dtype \
                 --set output.dir="$work/check" || return 1
         done

@@ -64,7 +64,7 @@ static int do_bench_attn(const void *args, struct config *cfg, struct err *err)
     KEY(bench_options, "--offload", "WHAT", "train.offload", "auto, none, activations, moments, experts or all"), \
     KEY(bench_options, "--device", "NAME", "train.device", "auto, cpu, cuda or cuda-portable"), \
     KEY(bench_options, "--dtype", "NAME", "train.dtype", "auto, fp32 or bf16"), \
-    KEY(bench_options, "--expert-dtype", "NAME", "train.expert_dtype", "products of MXFP4 experts: bf16 or fp8"), \
+    KEY(bench_options, "--expert-dtype", "NAME", "train.expert_dtype", "bf16, fp8 or fp8-backward"), \
     KEY(bench_options, "--threads", "N", "train.threads", "CPU threads"), \
     KEY(bench_options, "--memory-gb", "X", "train.memory_gb", "memory budget in GiB"), \
     KEY(bench_options, "--decoded", "N", "train.decoded_layers", \

@@ -38,18 +38,19 @@ static uint8_t code_of(float x, float step)
 
 void CPU(expert_codes)(struct device *dev, struct tensor y, const struct weight *w, struct tensor step)
 {
-    const int64_t n = w->n_out * w->n_in;
+    const int64_t n = w->n_out * w->n_in, each = tensor_count(y) / w->n_exp;
     if (dev->dry_run) return;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(dev->n_threads)
     for (int64_t e = 0; e < w->n_exp; e++)
         for (int64_t i = 0; i < w->n_out; i++) {
             const float s = ((const float *)step.data)[e];
-            uint8_t *codes = (uint8_t *)y.data + e * 2 * n, *transposed = codes + n;
+            uint8_t *codes = (uint8_t *)y.data + e * each, *transposed = codes + each - n;
             for (int64_t j = 0; j < w->n_in; j++) {
                 const float x = quant_value(w, e, i * w->n_in + j);
-                if (s > 0)
-                    codes[i * w->n_in + j] = transposed[j * w->n_out + i] = code_of(x, s);
-                else
+                if (s > 0) transposed[j * w->n_out + i] = code_of(x, s);
+                if (s > 0 && each > n)
+                    codes[i * w->n_in + j] = transposed[j * w->n_out + i];
+                else if (each > n)
                     ((uint16_t *)(void *)codes)[i * w->n_in + j] = f32_to_bf16(x);
             }
         }

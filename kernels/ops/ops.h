@@ -88,11 +88,15 @@ struct input_quant {
  * (e4m3_row_step). x is the input in the forward, the gradient of the output in the backward; the gradient passes
  * straight through. Sums are f32. The adapter and its gradients read x itself. step[e] is 0 where W_e is not exact; its
  * products read x itself. */
+enum fp8_products { FP8_OFF, FP8_ON, FP8_BACKWARD };
 struct proj_fp8 {
     struct tensor step;     /* [E] f32; absent: no FP8 products */
     const float *host_step; /* `step`, in host memory */
+    bool backward; /* only the products of the backward are FP8 products: ops of the forward ignore this struct */
     bool pair; /* w is BF16, but where step[e] is above 0 its bytes are the e4m3 codes of W_e [out, in], then those of
                   its transpose [in, out] (op_expert_codes) */
+    struct tensor transposed; /* with `backward`: [E, in, out] u8, the e4m3 codes of the transposes; w is BF16. Absent:
+                                 products read w */
 };
 
 /* A projection: a frozen matrix, or a stack with one per expert, its bias, its adapter and the adapter's gradients. */
@@ -108,6 +112,16 @@ struct proj {
     struct proj_fp8 fp8; /* experts; without quant and in */
     int64_t n_active;    /* experts with rows, known to `bench`, for the bytes of an op's cost; 0: not known, all */
 };
+
+/* Whether FP8 products of p read e4m3 codes from memory. */
+static inline bool proj_has_codes(const struct proj *p) { return p->fp8.pair || p->fp8.transposed.ndim; }
+/* p as the ops of the forward read it. */
+static inline struct proj proj_of_forward(const struct proj *p)
+{
+    struct proj f = *p;
+    if (p->fp8.backward) f.fp8 = (struct proj_fp8){0};
+    return f;
+}
 
 /* The routing of tokens to experts. Row m of the expert-ordered [M, ...] tensors belongs to slot row_slot[m] = t*J + j;
  * slot_row is the inverse map. Expert e has rows offs[e] .. offs[e+1]-1, in token order. idx[t] ascends, so sums over j
@@ -598,7 +612,7 @@ typedef void decode_fn(struct device *dev, struct tensor y, const struct proj *p
 typedef void mx_range_fn(struct device *dev, struct tensor range, const struct weight *w);
 /* The experts as FP8 products read them (struct proj_fp8). Where step[e] is above 0: the e4m3 codes of W_e / step[e]
  * [out, in], then those of its transpose [in, out]. Other experts: W_e in bf16.  y [E,2*out,in] u8 =; w MXFP4; step [E]
- * f32 */
+ * f32.  y [E,in,out]: only the codes of the transposes; other experts are not written */
 typedef void expert_codes_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor step);
 /* amax [E*n_part] f32 = largest magnitude of each part of W_e, or of M_e when the adapter is merged; NaN when an
  * element is NaN */

@@ -125,8 +125,12 @@ static void want_fp8(const struct proj *p)
 {
     if (!p->fp8.step.ndim) return;
     WANT(p->fp8.step, DT_F32, p->w.n_exp);
-    MT_REQUIRE(!p->quant.format.bits && !p->in.format.bits && (!p->fp8.pair || format_of(&p->w) == &format_bf16),
-               "FP8 products of %s, or of fake-quantised experts", weight_format_name(p->w.format));
+    if (p->fp8.transposed.ndim) WANT(p->fp8.transposed, DT_U8, p->w.n_exp, p->w.n_in, p->w.n_out);
+    MT_REQUIRE(!p->quant.format.bits && !p->in.format.bits &&
+                   (!proj_has_codes(p) || format_of(&p->w) == &format_bf16) &&
+                   (p->fp8.backward ? !p->fp8.pair : !p->fp8.transposed.ndim),
+               "FP8 products of %s, or of fake-quantised experts, or with the codes of other products",
+               weight_format_name(p->w.format));
 }
 
 /* Checks what a product of the experts reads besides its rows and writes besides its result. */
@@ -155,6 +159,7 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
 {
     const struct weight *w = &up->w;
     const struct lora *lora = &up->lora;
+    const struct proj read = proj_of_forward(up);
     int64_t n_tok = x.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
     want_experts(dev, up, xa, n_row, glu_cols(glu, act.shape[1]), x.shape[1]);
     WANT(act, dev->act_dtype, n_row, act.shape[1]);
@@ -163,9 +168,9 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     count_gemm(dev, n_row, w->n_out, w->n_in); /* x W_e^T */
     count_lora(dev, n_row, lora, w->n_in, lora->merged ? 0 : w->n_out);
     MOVES(dev, act, pre, xa, x, r->row_slot);
-    moves_matrix(dev, up, n_row);
+    moves_matrix(dev, &read, n_row);
     moves_lora(dev, up, n_row);
-    RUN(0, moe_up_fwd, act, pre, xa, x, r, up, glu);
+    RUN(0, moe_up_fwd, act, pre, xa, x, r, &read, glu);
     round_act(dev, act);
     round_act(dev, pre);
     if (lora->r) round_act(dev, xa);
@@ -189,6 +194,7 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
 {
     const struct weight *w = &down->w;
     const struct lora *lora = &down->lora;
+    const struct proj read = proj_of_forward(down);
     int64_t n_tok = r->idx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
     want_experts(dev, down, ha, n_row, w->n_out, act.shape[1]);
     WANT_OPT(y, dev->act_dtype, n_row, w->n_out);
@@ -196,9 +202,9 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
     if (y.ndim) count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
     count_lora(dev, n_row, lora, w->n_in, y.ndim && !lora->merged ? w->n_out : 0);
     MOVES(dev, y, ha, act);
-    if (y.ndim) moves_matrix(dev, down, n_row);
+    if (y.ndim) moves_matrix(dev, &read, n_row);
     moves_lora(dev, down, n_row);
-    RUN(0, moe_down_fwd, y, ha, act, r, down);
+    RUN(0, moe_down_fwd, y, ha, act, r, &read);
     round_act(dev, y);
     if (lora->r) round_act(dev, ha);
 }

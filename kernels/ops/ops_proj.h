@@ -60,7 +60,7 @@ static inline void moves_matrix(struct device *dev, const struct proj *p, int64_
         return;
     }
     moves_weight(dev, w, n_read);
-    if (p->fp8.pair) { /* as if all experts were exact */
+    if (proj_has_codes(p)) { /* as if all experts were exact */
         dev->op.bytes -= share * (double)weight_bytes(w) / 2;
         dev->op.fp8 += 2 * (double)n_row * (double)w->n_out * (double)w->n_in;
     }

@@ -26,7 +26,8 @@ void op_mx_range(struct device *dev, struct tensor range, const struct weight *w
 
 void op_expert_codes(struct device *dev, struct tensor y, const struct weight *w, struct tensor step)
 {
-    WANT(y, DT_U8, w->n_exp, 2 * w->n_out, w->n_in);
+    const bool pair = tensor_count(y) > w->n_exp * w->n_out * w->n_in;
+    WANT(y, DT_U8, w->n_exp, pair ? 2 * w->n_out : w->n_in, pair ? w->n_in : w->n_out);
     WANT(step, DT_F32, w->n_exp);
     MT_REQUIRE(format_of(w)->binary && contiguous(y), "e4m3 codes of %s", weight_format_name(w->format));
     dev->op.bytes += (double)weight_bytes(w);

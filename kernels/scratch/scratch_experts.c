@@ -77,7 +77,7 @@ static struct scratch_fp8_rows push_fp8_rows(struct device *dev, const struct pr
 {
     struct scratch_fp8_rows s = {.codes = NULL};
     if (!proj->fp8.step.ndim) return s;
-    if (proj->fp8.pair) {
+    if (proj_has_codes(proj)) {
         s.codes = arena_push(&dev->work, n_row * n_in);
         s.step = arena_push(&dev->work, n_row * (int64_t)sizeof(*s.step));
     } else {

@@ -209,13 +209,14 @@ struct pipeline {
 static struct proj decode(const struct pipeline *t, const struct proj *packed)
 {
     const struct weight *w = &packed->w;
+    const struct proj read = proj_of_forward(packed); /* the backward recomputes the forward by the same kernels */
     struct proj decoded = *packed;
     struct device *dev = t->b->dev;
     struct weight bf16 = {.format = WF_BF16, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in};
     const bool as_stored = w->format == bf16.format && !packed->quant.format.bits;
     const bool few = t->s->moe.layout->n_chunk == 1 || capacity(t->b) < w->n_exp;
     if (as_stored || !dev->ops->own_memory || dev->expert_group || few) return *packed;
-    if (choice_reads_packed(dev, packed, capacity(t->b))) return *packed;
+    if (choice_reads_packed(dev, &read, capacity(t->b))) return *packed;
     const struct tensor y = arena_tensor_3d(&dev->work, DT_BF16, w->n_exp, w->n_out, w->n_in);
     op_decode(dev, y, packed, absent);
     bf16.data = y.data;

@@ -107,7 +107,9 @@ static void run_codes(struct device *dev, const void *params, struct op_outputs 
     const struct tensor step = steps_of(&w), range = make_empty(DT_I32, c->n_exp, 2, -1);
     const struct tensor y = make_empty(DT_U8, c->n_exp, 2 * c->n_out, c->n_in);
     op_mx_range(dev, range, &w);
+    const struct tensor half = make_empty(DT_U8, c->n_exp, c->n_in, c->n_out);
     op_expert_codes(dev, y, &w, step);
+    op_expert_codes(dev, half, &w, step);
     outputs->out[outputs->n++] = range;
     outputs->out[outputs->n++] = y;
     if (dev->dry_run) return;
@@ -121,6 +123,9 @@ static void run_codes(struct device *dev, const void *params, struct op_outputs 
         range_of(&w, e, want);
         assert_memory_equal((const int32_t *)range.data + 2 * e, want, sizeof(want));
         assert_int_equal(s > 0, !c->wide || e != 1);
+        if (s > 0)
+            assert_memory_equal((const uint8_t *)half.data + e * c->n_out * c->n_in, codes + c->n_out * c->n_in,
+                                (size_t)(c->n_out * c->n_in));
         for (int64_t i = 0; i < c->n_out * c->n_in; i++) {
             const float v = quant_value(&w, e, i);
             const int64_t row = i / c->n_in, col = i % c->n_in, turned = (c->n_in + col) * c->n_out + row;
@@ -153,6 +158,7 @@ static void codes_on_the_gpu(void **state)
 struct fp8_case {
     struct setup s;
     bool wide, packed; /* packed: the experts stay in 4 bits where the device could have their codes */
+    bool backward;
 };
 
 static void use_fp8(struct device *dev, struct proj *p, const struct fp8_case *c)
@@ -161,10 +167,15 @@ static void use_fp8(struct device *dev, struct proj *p, const struct fp8_case *c
     if (c->wide) widen(w);
     p->fp8.step = steps_of(w);
     p->fp8.host_step = make_copy(p->fp8.step).data;
+    p->fp8.backward = c->backward;
     if (c->packed || !choice_fp8_products(dev)) return;
-    const struct tensor y = make_empty(DT_U8, w->n_exp, 2 * w->n_out, w->n_in);
-    op_expert_codes(dev, y, w, p->fp8.step);
-    p->fp8.pair = true;
+    const bool pair = !c->backward;
+    const struct tensor codes = make_empty(DT_U8, w->n_exp, pair ? 2 * w->n_out : w->n_in, pair ? w->n_in : w->n_out);
+    const struct tensor y = pair ? codes : make_empty(DT_BF16, w->n_exp, w->n_out, w->n_in);
+    op_expert_codes(dev, codes, w, p->fp8.step);
+    p->fp8.pair = pair;
+    if (!pair) p->fp8.transposed = codes;
+    if (!pair) op_decode(dev, y, &(struct proj){.w = *w}, (struct tensor){0});
     *w = (struct weight){.format = WF_BF16, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in, .data = y.data};
 }
 
@@ -187,6 +198,22 @@ static void ops_of(struct layer *l, struct op_outputs *outputs)
         if (all[i].ndim) outputs->out[outputs->n++] = all[i];
 }
 
+/* With FP8_BACKWARD the forward has the bits of bf16. */
+static void assert_plain_forward(struct layer *l)
+{
+    const struct tensor act = make_copy(l->act), pre = make_copy(l->pre), y = make_copy(l->y);
+    struct proj up = l->up, down = l->down;
+    up.fp8 = down.fp8 = (struct proj_fp8){0};
+    op_moe_up_fwd(l->dev, act, pre, l->xa, l->x, &l->route, &up, &l->glu);
+    op_moe_down_fwd(l->dev, y, l->ha, make_random(l->dev->act_dtype, 31, 1, l->act.shape[0], l->act.shape[1], -1),
+                    &l->route, &down);
+    if (l->dev->dry_run) return;
+    l->dev->ops->wait();
+    assert_same_bits(act, l->act);
+    assert_same_bits(pre, l->pre);
+    assert_same_bits(y, l->y);
+}
+
 static void run_ops(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     const struct fp8_case *c = params;
@@ -194,6 +221,7 @@ static void run_ops(struct device *dev, const void *params, struct op_outputs *o
     use_fp8(dev, &l.up, c);
     use_fp8(dev, &l.down, c);
     ops_of(&l, outputs);
+    if (c->backward) assert_plain_forward(&l);
 }
 
 /* Rows of x as an FP8 product reads them. */
@@ -215,7 +243,7 @@ static struct tensor quantised(struct tensor x)
 static void test_ops_quantise(void **state)
 {
     static const struct fp8_case c = {
-        {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, GPTOSS, true, SPREAD}, false, false};
+        {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, GPTOSS, true, SPREAD}, false, false, false};
     struct device dev;
     struct op_outputs none = {.n = 0};
     (void)state;
@@ -248,12 +276,15 @@ static void test_ops_quantise(void **state)
 }
 
 static const struct fp8_case cases[] = {
-    {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, false, false},
-    {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, true, false},
-    {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, true, false},
-    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 32, 0, 16, SWIGLU, false, SPREAD}, true, true},
-    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 32, 16, 0, SWIGLU_CLAMPED_2, true, CROWDED}, true, false},
-    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 64, 8, 0, RELU2, true, SPREAD}, true, false},
+    {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, false, false, false},
+    {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, true, false, false},
+    {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, true, false, false},
+    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 32, 0, 16, SWIGLU, false, SPREAD}, true, true, false},
+    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 32, 16, 0, SWIGLU_CLAMPED_2, true, CROWDED}, true, false, false},
+    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 64, 8, 0, RELU2, true, SPREAD}, true, false, false},
+    {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, true, false, true},
+    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 32, 0, 16, SWIGLU, false, SPREAD}, true, true, true},
+    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 64, 8, 0, RELU2, true, SPREAD}, true, false, true},
 };
 
 static void test_ops(void **state)
@@ -274,29 +305,59 @@ static void ops_on_the_gpu(void **state)
 static void ops_large_on_the_gpu(void **state)
 {
     static const struct fp8_case large[] = {
-        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, true, false},
-        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, true, true},
-        {{{WF_MXFP4, 0, false}, 129, 4, 1, 288, 224, 72, 136, GPTOSS_2, true, CROWDED}, false, false},
-        {{{WF_MXFP4, 0, false}, 130, 8, 2, 256, 160, 64, 64, SWIGLU_CLAMPED_2, false, SPREAD}, true, false},
-        {{{WF_MXFP4, 0, false}, 130, 8, 2, 256, 256, 16, 16, SWIGLU, false, SPREAD}, true, false},
-        {{{WF_MXFP4, 0, false}, 130, 5, 2, 256, 256, 16, 16, SWIGLU_PAIRS, false, SPREAD}, false, false},
-        {{{WF_MXFP4, 0, false}, 130, 8, 2, 256, 256, 8, 8, GPTOSS_HALVES_2, true, SPREAD}, true, false},
-        {{{WF_MXFP4, 0, false}, 2300, 5, 1, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, false, false},
-        {{{WF_MXFP4, 0, false}, 3, 64, 4, 96, 64, 8, 8, GPTOSS_2, true, APART}, true, true},
-        {{{WF_MXFP4, 0, false}, 3, 3, 2, 3104, 32, 8, 8, GPTOSS_2, true, SPREAD}, false, false},
-        {{{WF_MXFP4, 0, false}, 3, 3, 2, 6176, 32, 8, 8, GPTOSS_2, true, SPREAD}, false, false},
-        {{{WF_MXFP4, 0, false}, 3, 3, 2, 6176, 32, 8, 8, GPTOSS_2, true, SPREAD}, false, true},
+        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, true, false, false},
+        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, true, true, false},
+        {{{WF_MXFP4, 0, false}, 129, 4, 1, 288, 224, 72, 136, GPTOSS_2, true, CROWDED}, false, false, false},
+        {{{WF_MXFP4, 0, false}, 130, 8, 2, 256, 160, 64, 64, SWIGLU_CLAMPED_2, false, SPREAD}, true, false, false},
+        {{{WF_MXFP4, 0, false}, 130, 8, 2, 256, 256, 16, 16, SWIGLU, false, SPREAD}, true, false, false},
+        {{{WF_MXFP4, 0, false}, 130, 5, 2, 256, 256, 16, 16, SWIGLU_PAIRS, false, SPREAD}, false, false, false},
+        {{{WF_MXFP4, 0, false}, 130, 8, 2, 256, 256, 8, 8, GPTOSS_HALVES_2, true, SPREAD}, true, false, false},
+        {{{WF_MXFP4, 0, false}, 2300, 5, 1, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, false, false, false},
+        {{{WF_MXFP4, 0, false}, 3, 64, 4, 96, 64, 8, 8, GPTOSS_2, true, APART}, true, true, false},
+        {{{WF_MXFP4, 0, false}, 3, 3, 2, 3104, 32, 8, 8, GPTOSS_2, true, SPREAD}, false, false, false},
+        {{{WF_MXFP4, 0, false}, 3, 3, 2, 6176, 32, 8, 8, GPTOSS_2, true, SPREAD}, false, false, false},
+        {{{WF_MXFP4, 0, false}, 3, 3, 2, 6176, 32, 8, 8, GPTOSS_2, true, SPREAD}, false, true, false},
+        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, true, false, true},
+        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, true, true, true},
+        {{{WF_MXFP4, 0, false}, 130, 8, 2, 256, 256, 8, 8, GPTOSS_HALVES_2, true, SPREAD}, true, false, true},
     };
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(large); i++) op_check_cuda(run_ops, &large[i]);
 }
 
+/* Only the products of the backward with the experts round their rows: the error of what they write is that of e4m3,
+ * and everything else has the bits of bf16. */
+static void test_backward_rounds(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        struct fp8_case c = cases[i], plain = cases[i];
+        struct op_outputs out = {.n = 0}, want = {.n = 0};
+        struct device dev;
+        if (!c.backward) continue;
+        op_check_begin(&dev, true);
+        c.wide = plain.wide = false;
+        struct layer a = expert_layer_make(&dev, &c.s), b = expert_layer_make(&dev, &plain.s);
+        use_fp8(&dev, &a.up, &c);
+        use_fp8(&dev, &a.down, &c);
+        ops_of(&a, &out);
+        ops_of(&b, &want);
+        for (int k = 0; k < out.n; k++) {
+            const struct tensor t = out.out[k];
+            const bool rounded = t.data == a.dpre.data || t.data == a.dgate.data || t.data == a.dx.data;
+            if (!rounded) assert_same_bits(t, want.out[k]);
+            if (rounded) assert_in_range((int64_t)(1e4 * tensor_error(t, want.out[k])), 50, 400);
+        }
+        op_check_end(&dev);
+    }
+}
+
 /* The floor of FP8 products: half the time, and a byte per value. */
 static void test_floor(void **state)
 {
     static const struct fp8_case c = {
-        {{WF_MXFP4, 0, false}, 64, 5, 2, 96, 64, 0, 0, GPTOSS, true, SPREAD}, false, true};
+        {{WF_MXFP4, 0, false}, 64, 5, 2, 96, 64, 0, 0, GPTOSS, true, SPREAD}, false, true, false};
     const double roof[2][2] = {{1e9, 1e15}, {1e15, 1e9}}; /* FLOP/s and bytes/s: products bound the ops, then bytes */
     struct device dev;
     (void)state;
@@ -342,21 +403,96 @@ static void test_runs(void **state)
     assert_says(said.err, "train.expert_dtype");
 }
 
+/* The text of the first loss in the metrics of a run. */
+static const char *first_loss(const char *config)
+{
+    static char text[2][1 << 14];
+    static int i;
+    char *t = text[i++ % 2];
+    process_read(process_output(config, "metrics.jsonl"), t, sizeof(text[0]));
+    char *loss = strstr(t, "\"loss\":");
+    assert_non_null(loss);
+    loss[strcspn(loss, ",}")] = 0;
+    return loss;
+}
+
+/* With fp8-backward the forward is that of bf16: the loss before the first update, and the held-out loss of an adapter.
+ * Recomputation, decoded layers and a continued run change nothing. */
+static void test_backward_runs(void **state)
+{
+#define BACKWARD "train.expert_dtype=fp8-backward optim.schedule=constant "
+    (void)state;
+    const char *run = process_trained("train.steps=3 optim.schedule=constant");
+    const char *backward = process_trained(BACKWARD "train.steps=3");
+    assert_says(said.err, "train.expert_dtype = fp8-backward: ");
+    assert_says(said.err, "experts mxfp4, gradients in e4m3");
+    assert_says(said.err, "train.expert_dtype = fp8-backward: only the kernels for Hopper have FP8 products");
+    assert_string_equal(first_loss(run), first_loss(backward));
+    assert_true(adapter_error(run, backward) > 1e-4);
+    assert_same_output(backward, process_trained(BACKWARD "train.steps=3 train.decoded_layers=1 train.recompute=full"),
+                       ADAPTER);
+    const char *cut = process_trained(BACKWARD "train.steps=2");
+    assert_int_equal(process_run_sets(cut, BACKWARD "train.steps=3"), 0);
+    assert_same_output(backward, cut, ADAPTER);
+    assert_int_equal(process_run_sets(cut, "optim.schedule=constant train.steps=4"), 1);
+    assert_says(said.err, "train.expert_dtype");
+    char text[sizeof(said.out)];
+    assert_int_equal(RUN("eval", backward, "--set", "train.expert_dtype=fp8-backward"), 0);
+    memcpy(text, said.out, sizeof(text));
+    assert_int_equal(RUN("eval", backward), 0);
+    assert_string_equal(said.out, text);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
-    const char *config = process_config("[train]\nexpert_dtype = fp8\n");
-    assert_int_equal(process_run_sets(config, "quant.weights=mxfp4"), 1);
-    assert_says(said.err, "train.expert_dtype = fp8 and quantisation-aware training (quant.weights = mxfp4, "
-                          "quant.activations = none) exclude each other");
-    assert_int_equal(process_run_sets(config, "train.offload=experts"), 1);
-    assert_says(said.err, "train.offload = experts moves packed experts, and train.expert_dtype = fp8 reads them "
-                          "otherwise: set train.offload = auto");
-    char path[MT_PATH + 16];
-    snprintf(path, sizeof(path), "model.path=%s/qwen3", fixture("parity"));
-    assert_int_equal(process_run_sets(config, path), 1);
-    assert_says(said.err, "train.expert_dtype = fp8 needs experts in MXFP4, whose values are exact in FP8; those of "
-                          "layer 0 are ");
+    static const char *const values[] = {"fp8", "fp8-backward"};
+    for (int i = 0; i < MT_LEN(values); i++) {
+        char text[256];
+        snprintf(text, sizeof(text), "[train]\nexpert_dtype = %s\n", values[i]);
+        const char *config = process_config(text);
+        assert_int_equal(process_run_sets(config, "quant.weights=mxfp4"), 1);
+        snprintf(text, sizeof(text),
+                 "train.expert_dtype = %s and quantisation-aware training (quant.weights = mxfp4, quant.activations = "
+                 "none) exclude each other",
+                 values[i]);
+        assert_says(said.err, text);
+        assert_int_equal(process_run_sets(config, "train.offload=experts"), 1);
+        snprintf(text, sizeof(text),
+                 "train.offload = experts moves packed experts, and train.expert_dtype = %s reads them otherwise: set "
+                 "train.offload = auto",
+                 values[i]);
+        assert_says(said.err, text);
+        char path[MT_PATH + 16];
+        snprintf(path, sizeof(path), "model.path=%s/qwen3", fixture("parity"));
+        assert_int_equal(process_run_sets(config, path), 1);
+        snprintf(text, sizeof(text),
+                 "train.expert_dtype = %s needs experts in MXFP4, whose values are exact in FP8; those of layer 0 are ",
+                 values[i]);
+        assert_says(said.err, text);
+    }
+}
+
+/* The errors of loss and gradients in a row of check's table. */
+static void read_quality(double error[2], const char *row)
+{
+    const char *at = strstr(said.out, row);
+    assert_non_null(at);
+    assert_int_equal(sscanf(at + strlen(row), " loss %lf gradients %lf", &error[0], &error[1]), 2);
+}
+
+static void test_check_backward(void **state)
+{
+    (void)state;
+    double all[2], backward[2], bf16[2];
+    assert_int_equal(RUN("check", process_config("[train]\nexpert_dtype = fp8\n")), 0);
+    read_quality(all, "train.expert_dtype = fp8, this device");
+    assert_int_equal(RUN("check", process_config("[train]\nexpert_dtype = fp8-backward\n")), 0);
+    read_quality(backward, "train.expert_dtype = fp8-backward, CPU in f32");
+    read_quality(bf16, "train.expert_dtype = bf16, CPU in f32");
+    assert_says(said.out, "allowed for gradients: twice the error of the CPU that quantises the experts' rows");
+    assert_true(backward[0] == bf16[0]);
+    assert_true(backward[1] > 10 * bf16[1] && backward[1] < 0.6 * all[1]);
 }
 
 static void test_check(void **state)
@@ -372,10 +508,13 @@ static void test_check(void **state)
 int test_fp8(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),      cmocka_unit_test(test_codes),           cmocka_unit_test(test_ops_quantise),
-        cmocka_unit_test(test_ops),       cmocka_unit_test(test_floor),           cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_check),           cmocka_unit_test(codes_on_the_gpu),
-        cmocka_unit_test(ops_on_the_gpu), cmocka_unit_test(ops_large_on_the_gpu),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_ops_quantise),   cmocka_unit_test(test_ops),
+        cmocka_unit_test(test_floor),          cmocka_unit_test(test_backward_rounds),
+        cmocka_unit_test(test_runs),           cmocka_unit_test(test_backward_runs),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_check_backward), cmocka_unit_test(codes_on_the_gpu),
+        cmocka_unit_test(ops_on_the_gpu),      cmocka_unit_test(ops_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("fp8", tests, NULL, NULL);
 }

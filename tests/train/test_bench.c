@@ -153,6 +153,8 @@ static void test_errors(void **state)
     for (int i = 0; i < MT_LEN(quantised); i++) {
         assert_int_equal(RUN("bench", "step", "--expert-dtype", "fp8", quantised[i], "nvfp4", SMALL), 1);
         assert_says(said.err, "--expert-dtype fp8 excludes --qat and --qat-inputs");
+        assert_int_equal(RUN("bench", "step", "--expert-dtype", "fp8-backward", quantised[i], "nvfp4", SMALL), 1);
+        assert_says(said.err, "--expert-dtype fp8-backward excludes --qat and --qat-inputs");
     }
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--layers", "99"), 1);
     assert_says(said.err, "--layers 99");

@@ -304,7 +304,7 @@ static void loads_alike(const struct opened *o, const struct quantize *q, bool m
     opt.embed_on_host = true;
     assert_true(fingerprint_of(o, "cpu", "fp32", &opt) == want);
     opt = plain;
-    opt.fp8_experts = mxfp4;
+    opt.fp8 = mxfp4 ? FP8_ON : FP8_OFF;
     assert_true(fingerprint_of(o, "cpu", "bf16", &opt) == want);
     ranks_load_alike(o, q, want);
 }

@@ -144,6 +144,9 @@ static void plans_with_the_kernels_of_the_card(void **state)
     assert_int_equal(RUN("plan", config, "--gpu", "h200", FP8_EXPERTS), 0);
     assert_null(strstr(said.err, only));
     assert_says(said.out, "layers decoded to e4m3");
+    assert_int_equal(RUN("plan", config, "--gpu", "h200", "--set", "train.expert_dtype=fp8-backward"), 0);
+    assert_null(strstr(said.err, only));
+    assert_says(said.out, "layers decoded to bf16 and e4m3");
     assert_int_equal(RUN("plan", config, "--gpu", "rtx4090", FP8_EXPERTS), 0);
     assert_says(said.err, only);
     assert_says(said.out, "layers decoded to bf16");

@@ -161,8 +161,11 @@ static int bench_open(struct bench *b, struct err *err)
     if (device_open(&r->dev, device_name(&b->cfg), dtype_option(&b->cfg), err)) return -1;
     device_log_choice();
     if (b->cfg.train.threads) r->dev.n_threads = (int)b->cfg.train.threads;
-    if (b->cfg.train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(&b->cfg))
-        return err_set(err, "--expert-dtype fp8 excludes --qat and --qat-inputs: remove it, or remove both of those");
+    char dtype[32];
+    config_choice(EXPERT_DTYPES, b->cfg.train.expert_dtype, dtype);
+    if (b->cfg.train.expert_dtype != CFG_EXPERTS_IN_BF16 && config_quantises(&b->cfg))
+        return err_set(err, "--expert-dtype %s excludes --qat and --qat-inputs: remove it, or remove both of those",
+                       dtype);
     choose_sizes(b);
     if (b->o.tokens % b->o.seq)
         return err_set(err, "--tokens %lld is not a multiple of --seq %lld", (long long)b->o.tokens,

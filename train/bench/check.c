@@ -11,8 +11,8 @@
  * the embedding differs in the last bit of some elements. The largest error of each quantity counts.
  *
  * With train.expert_dtype = fp8 the run in f64 is without FP8, so that the errors include those of the quantisation.
- * The CPU in the device's dtype quantises as the device does, and the bound in f32 is that of bf16. A fourth run, on
- * the CPU in the device's dtype without FP8, shows how much FP8 adds to the errors of the loss and of the gradients.
+ * The CPU in the device's dtype quantises as the device does. In f32 the bound is that of bf16; with fp8-backward only
+ * for gradients. A fourth run, on the CPU in the device's dtype without FP8, shows what FP8 adds to the errors.
  *
  * Routing is discontinuous: when the logits of two experts nearly tie, rounding decides, and all later values differ.
  * Both CPU runs therefore use the device's experts, with gates from their own logits. `check` counts the tokens for
@@ -59,9 +59,9 @@ struct check {
     struct batch batch;
     float *params; /* [n_flat] the adapters of all sides, in the logical layout */
     struct capture got, near[NEAR_RUNS], want;
-    struct capture plain; /* only with fp8: the results of the CPU in the device's dtype without FP8 */
-    bool bf16, fp8;
-    float embed_factor; /* rounded as on the device */
+    struct capture plain;      /* only with fp8: the results of the CPU in the device's dtype without FP8 */
+    bool bf16, fp8, quantised; /* FP8 products in the backward; quantised: in the forward too */
+    float embed_factor;        /* rounded as on the device */
     struct arch arch;
     struct adapters plan; /* its logical layout: parameters and offsets */
     int64_t n_bad;
@@ -516,17 +516,19 @@ static void keep_larger(struct check *k, const struct capture *other)
 
 static bool beyond(const struct error *e) { return !(e->device <= e->allowed); }
 
-static struct error error_bound(const struct check *k, const float *got, const float *near, const float *want,
+/* fp8: FP8 products contribute to the error. */
+static struct error error_bound(const struct check *k, bool fp8, const float *got, const float *near, const float *want,
                                 int64_t n)
 {
     struct error e = {.device = error_of(got, want, n), .near = error_of(near, want, n)};
-    e.allowed = k->bf16 || k->fp8 ? 2 * e.near + ROUNDING : fmax(F32_BOUND, 2 * e.near);
+    e.allowed = k->bf16 || fp8 ? 2 * e.near + ROUNDING : fmax(F32_BOUND, 2 * e.near);
     return e;
 }
 
-static struct error compare(struct check *k, const float *got, const float *near, const float *want, int64_t n)
+static struct error compare(struct check *k, bool fp8, const float *got, const float *near, const float *want,
+                            int64_t n)
 {
-    const struct error e = error_bound(k, got, near, want, n);
+    const struct error e = error_bound(k, fp8, got, near, want, n);
     k->n_bad += beyond(&e);
     return e;
 }
@@ -562,9 +564,9 @@ static void print_layers(struct check *k, struct worst *worst, double *allowed_h
     const int64_t n = k->batch.n_tok * k->arch.d_model, n_x = k->batch.n_tok * arch_stream_cols(&k->arch);
     print_head(k);
     for (int64_t l = 0; l < k->arch.n_layer; l++) {
-        const struct error h = compare(k, k->got.h + l * n, k->near->h + l * n, k->want.h + l * n, n);
+        const struct error h = compare(k, k->quantised, k->got.h + l * n, k->near->h + l * n, k->want.h + l * n, n);
         const int64_t at = (l + 1) * n_x;
-        const struct error x = compare(k, k->got.x + at, k->near->x + at, k->want.x + at, n_x);
+        const struct error x = compare(k, k->quantised, k->got.x + at, k->near->x + at, k->want.x + at, n_x);
         note(&worst[0], h, l);
         note(&worst[1], x, l);
         allowed_h[l] = h.allowed;
@@ -575,8 +577,8 @@ static void print_layers(struct check *k, struct worst *worst, double *allowed_h
             const struct lora_param *p = adapters_find(layout, l, (enum lora_target)(kind / 2), kind % 2);
             if (!p && layout->target[kind / 2]) fprintf(k->out, " %7s ", "-");
             if (!p) continue;
-            const struct error g =
-                compare(k, k->got.grad + p->off, k->near->grad + p->off, k->want.grad + p->off, lora_param_count(p));
+            const struct error g = compare(k, k->fp8, k->got.grad + p->off, k->near->grad + p->off,
+                                           k->want.grad + p->off, lora_param_count(p));
             print_cell(k->out, &g);
             note(&worst[2 + kind], g, l);
         }
@@ -596,7 +598,7 @@ static void print_worst(FILE *out, const char *name, const struct worst *w)
 static void print_single(struct check *k, const char *name, const float *got, const float *near, const float *want,
                          int64_t n)
 {
-    const struct worst w = {.e = compare(k, got, near, want, n), .layer = -1, .any = true};
+    const struct worst w = {.e = compare(k, k->quantised, got, near, want, n), .layer = -1, .any = true};
     print_worst(k->out, name, &w);
 }
 
@@ -607,7 +609,7 @@ static bool near_tie(const struct check *k, int64_t layer, int64_t token, double
     const double apart = (double)forced.apart[layer * k->batch.n_tok + token];
     const int64_t d = k->arch.d_model, at = (layer * k->batch.n_tok + token) * d;
     return apart <= MARGIN * allowed ||
-           apart <= MARGIN * error_bound(k, k->got.h + at, k->near->h + at, k->want.h + at, d).allowed;
+           apart <= MARGIN * error_bound(k, k->quantised, k->got.h + at, k->near->h + at, k->want.h + at, d).allowed;
 }
 
 /* Prints the number of tokens that f64 would route to other experts, and whether rounding explains these choices. */
@@ -639,8 +641,11 @@ static bool near_entries(const struct check *k, int64_t layer, int64_t token)
     const double apart = (double)chosen.apart[layer * k->batch.n_tok + token];
     const int64_t n = arch_stream_cols(&k->arch), at = layer * k->batch.n_tok * n, row = at + token * n;
     const struct capture *near = k->near;
-    return apart == 0 || apart <= MARGIN * error_bound(k, k->got.x + row, near->x + row, k->want.x + row, n).allowed ||
-           apart <= MARGIN * error_bound(k, k->got.x + at, near->x + at, k->want.x + at, k->batch.n_tok * n).allowed;
+    return apart == 0 ||
+           apart <= MARGIN * error_bound(k, k->quantised, k->got.x + row, near->x + row, k->want.x + row, n).allowed ||
+           apart <=
+               MARGIN * error_bound(k, k->quantised, k->got.x + at, near->x + at, k->want.x + at, k->batch.n_tok * n)
+                            .allowed;
 }
 
 /* Prints the number of tokens for which f64 would choose other entries, and whether rounding explains these choices. */
@@ -667,9 +672,12 @@ static void print_entries(struct check *k)
 }
 
 /* Relative error of the loss and of all gradients together. */
-static void print_quality(struct check *k, const char *name, const struct capture *c)
+static void print_quality(struct check *k, int expert_dtype, const char *side, const struct capture *c)
 {
     const int64_t n = adapters_logical(&k->plan)->n_flat;
+    char value[32], name[80];
+    config_choice(EXPERT_DTYPES, expert_dtype, value);
+    snprintf(name, sizeof(name), "train.expert_dtype = %s, %s", value, side);
     fprintf(k->out, "    %-52s loss %9.2e  gradients %9.2e\n", name, fabs(c->loss - k->want.loss) / k->want.loss,
             error_of(c->grad, k->want.grad, n));
 }
@@ -677,15 +685,12 @@ static void print_quality(struct check *k, const char *name, const struct captur
 /* What FP8 products cost. */
 static void print_fp8(struct check *k)
 {
-    const char *dtype = k->bf16 ? "bf16" : "f32";
-    char same[64], without[64];
+    const char *cpu = k->bf16 ? "CPU in bf16" : "CPU in f32";
     if (!k->fp8) return;
-    snprintf(same, sizeof(same), "train.expert_dtype = fp8, CPU in %s", dtype);
-    snprintf(without, sizeof(without), "train.expert_dtype = bf16, CPU in %s", dtype);
     fprintf(k->out, "  FP8 products: errors against F64 without them\n");
-    print_quality(k, "train.expert_dtype = fp8, this device", &k->got);
-    print_quality(k, same, k->near);
-    print_quality(k, without, &k->plain);
+    print_quality(k, k->cfg.train.expert_dtype, "this device", &k->got);
+    print_quality(k, k->cfg.train.expert_dtype, cpu, k->near);
+    print_quality(k, CFG_EXPERTS_IN_BF16, cpu, &k->plain);
 }
 
 static void report(struct check *k)
@@ -714,9 +719,10 @@ static void report(struct check *k)
     print_fp8(k);
     if (k->fp8)
         fprintf(k->out,
-                "  allowed: twice the error of the CPU that quantises the experts' rows in the same way, and one "
+                "  allowed%s: twice the error of the CPU that quantises the experts' rows in the same way, and one "
                 "rounding, 2^-9.\n  F64 is without FP8 products. The CPU sides take the experts that the device "
-                "chose\n");
+                "chose\n",
+                k->quantised ? "" : " for gradients");
     else if (k->bf16)
         fprintf(
             k->out,
@@ -768,7 +774,8 @@ int check_run(const struct config *cfg, int64_t n_layer, const struct ops *ops, 
     k.n_layer = n_layer;
     k.ops = ops;
     k.out = out;
-    k.fp8 = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8;
+    k.fp8 = cfg->train.expert_dtype != CFG_EXPERTS_IN_BF16;
+    k.quantised = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8;
     k.cfg.data.seq_len = MT_MIN(cfg->data.seq_len, MAX_SEQ);
     k.cfg.train.micro_batch = N_SEQ;
     k.cfg.data.packing = true;

@@ -137,7 +137,7 @@ static const struct option options[] = {
     ROW(optim, clip_norm, NEXT, "1", "[0, 1e9]", "largest norm of the whole gradient; 0: no clipping"),
     ROW(train, device, FREE, "auto", "auto|cpu|cuda|cuda-portable", "cuda-portable: without the kernels for Hopper"),
     ROW(train, dtype, MATH, "auto", "auto|fp32|bf16", "type of activations; auto: bf16 on cuda, fp32 on cpu"),
-    ROW(train, expert_dtype, MATH, "bf16", "bf16|fp8", "products of MXFP4 experts: fp8 reads rows in e4m3 too"),
+    ROW(train, expert_dtype, MATH, "bf16", EXPERT_DTYPES, "products of MXFP4 experts in e4m3: all, or the backward's"),
     ROW(train, steps, NEXT, "0", "[0, 1e9]", "optimizer steps; 0: by epochs"),
     ROW(train, epochs, NEXT, "1", "[0, 1e6]", "passes over the data when steps is 0"),
     ROW(train, micro_batch, MATH, "1", "[1, 65536]", "sequences per forward pass; or pairs; of kto and RL: rows"),

@@ -30,7 +30,7 @@ enum cfg_offload {
     CFG_OFFLOAD_EXPERTS,
     CFG_OFFLOAD_ALL
 };
-enum cfg_expert_dtype { CFG_EXPERTS_IN_BF16, CFG_EXPERTS_IN_FP8 };
+enum cfg_expert_dtype { CFG_EXPERTS_IN_BF16, CFG_EXPERTS_IN_FP8, CFG_EXPERTS_FP8_BACKWARD };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
@@ -80,6 +80,7 @@ enum cfg_orpo_nll { CFG_NLL_ALL, CFG_NLL_COMPLETION };
 #define LORA_INITS       "default|pissa|olora"                         /* by enum lora_init */
 #define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4" /* by enum cfg_quantize; names of kernels/format/ */
 #define TRAIN_OFFLOADS   "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
+#define EXPERT_DTYPES    "bf16|fp8|fp8-backward"                     /* by enum cfg_expert_dtype */
 /* quant.weights, quant.activations: names of kernels/format/fakequant.h. */
 #define QUANT_FORMATS "none|mxfp4|mxfp4-ceil|nvfp4|nvfp4-fake|fp8|int8|int4|int4-32|int4-128"
 #define QUANT_INPUTS  "none|fp8|int8|nvfp4" /* quant.activations */

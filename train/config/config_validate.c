@@ -276,20 +276,22 @@ void config_warn_unused(const struct config *c)
 
 static int validate_quant(const struct config *c, struct err *err)
 {
-    char weights[32], inputs[32];
+    const bool fp8 = c->train.expert_dtype != CFG_EXPERTS_IN_BF16;
+    char weights[32], inputs[32], dtype[32], key[64];
+    config_choice(EXPERT_DTYPES, c->train.expert_dtype, dtype);
+    snprintf(key, sizeof(key), "train.expert_dtype = %s", dtype);
     config_choice(QUANT_FORMATS, c->quant.weights, weights);
     config_choice(QUANT_INPUTS, c->quant.activations, inputs);
-    if (c->train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(c))
-        return err_set(
-            err,
-            "train.expert_dtype = fp8 and quantisation-aware training (quant.weights = %s, quant.activations "
-            "= %s) exclude each other: set train.expert_dtype = bf16, or both to none",
-            weights, inputs);
-    if (c->train.offload == CFG_OFFLOAD_EXPERTS && (config_quantises(c) || c->train.expert_dtype == CFG_EXPERTS_IN_FP8))
+    if (fp8 && config_quantises(c))
+        return err_set(err,
+                       "%s and quantisation-aware training (quant.weights = %s, quant.activations = %s) exclude each "
+                       "other: set train.expert_dtype = bf16, or both to none",
+                       key, weights, inputs);
+    if (c->train.offload == CFG_OFFLOAD_EXPERTS && (fp8 || config_quantises(c)))
         return err_set(err,
                        "train.offload = experts moves packed experts, and %s reads them otherwise: set train.offload "
                        "= auto",
-                       config_quantises(c) ? "quantisation-aware training" : "train.expert_dtype = fp8");
+                       fp8 ? key : "quantisation-aware training");
     if (!c->quant.narrow || !config_quantises(c) || !strncmp(weights, "int", 3) || !strcmp(inputs, "int8")) return 0;
     const bool of_inputs = c->quant.weights == CFG_QUANT_NONE;
     return err_set(err, "quant.narrow = true with quant.%s = %s: only int8 and int4 have narrow codes",

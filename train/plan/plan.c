@@ -61,13 +61,15 @@ static bool others_end(struct plan_request *q)
     return q->room.fixed < before;
 }
 
-/* Warns of train.expert_dtype = fp8 if the GPU is not Hopper: other devices compute with the same rounded rows, in bf16
- * or f32. */
+/* Warns of FP8 products if the GPU is not Hopper: other devices compute with the same rounded rows, in bf16 or f32. */
 static void warn_fp8(const struct device *dev, const struct config *cfg)
 {
-    if (cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8 || choice_fp8_products(dev)) return;
-    log_warn("train.expert_dtype = fp8: only the kernels for Hopper have FP8 products; here training rounds the same "
-             "rows and is not faster than with bf16");
+    char dtype[32];
+    if (cfg->train.expert_dtype == CFG_EXPERTS_IN_BF16 || choice_fp8_products(dev)) return;
+    config_choice(EXPERT_DTYPES, cfg->train.expert_dtype, dtype);
+    log_warn("train.expert_dtype = %s: only the kernels for Hopper have FP8 products; here training rounds the same "
+             "rows and is not faster than with bf16",
+             dtype);
 }
 
 /* Warns of host memory on a CPU and an integrated GPU, where it counts against the same limit. */

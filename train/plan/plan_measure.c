@@ -62,6 +62,16 @@ static int64_t n_chunk(const struct config *cfg, int64_t n_tok)
     return cfg->parallel.chunks ? MT_MIN(cfg->parallel.chunks, n_tok) : n_tok < 4096 ? 1 : MT_MIN(n_tok / 4096, 4) + 1;
 }
 
+/* A model without a backward has no use for codes that only the backward reads. */
+static enum fp8_products fp8_products(const struct plan_request *q)
+{
+    switch (q->cfg->train.expert_dtype) {
+    case CFG_EXPERTS_IN_FP8: return FP8_ON;
+    case CFG_EXPERTS_FP8_BACKWARD: return q->train ? FP8_BACKWARD : FP8_OFF;
+    default: return FP8_OFF;
+    }
+}
+
 struct model_options plan_fixed_options(const struct plan_request *q)
 {
     const struct config *cfg = q->cfg;
@@ -69,7 +79,7 @@ struct model_options plan_fixed_options(const struct plan_request *q)
                                 .frozen = !q->train,
                                 .quantize = plan_quantize(cfg),
                                 .decoded_layers = MT_MAX(plan_decoded_layers(q), 0),
-                                .fp8_experts = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8,
+                                .fp8 = fp8_products(q),
                                 .aux_coef = cfg->train.aux_loss_coef,
                                 .qat = plan_qat(cfg),
                                 .par = q->par,
@@ -439,7 +449,7 @@ static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool fro
 int64_t plan_packed_layers(const struct plan_probe *p)
 {
     int64_t n = 0;
-    if (config_quantises(p->q->cfg) || p->q->cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8) return 0;
+    if (config_quantises(p->q->cfg) || p->model.weights.fp8) return 0;
     for (int64_t l = 0; l < p->q->a->n_layer; l++)
         n += choice_prefers_packed(&p->dev, &p->model.weights.layers[l].up, p->q->n_tok * arch_ffn(p->q->a, l).top_k);
     return n;

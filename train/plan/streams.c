@@ -93,7 +93,7 @@ static bool experts_allowed(const struct streams *h, const struct place *p)
 {
     const struct config *cfg = h->q->cfg;
     const int n = p->choice[STREAM_EXPERTS];
-    if (config_quantises(cfg) || cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8) return !n; /* they are not packed */
+    if (config_quantises(cfg) || cfg->train.expert_dtype != CFG_EXPERTS_IN_BF16) return !n; /* they are not packed */
     if (streams_fixed(h)) return n == (asked(h, CFG_OFFLOAD_EXPERTS) ? ALL_EXPERTS : 0);
     return !n || (!h->q->generation.keeps_experts && apart(h) && p->choice[STREAM_EMBED] &&
                   (!h->q->train || p->choice[STREAM_INPUTS]));

@@ -205,30 +205,33 @@ extern "C" void cuda_mx_range(struct device *dev, struct tensor range, const str
     CUDA_CHECK_LAUNCH();
 }
 
-/* One block: TILE x TILE elements of an expert. */
+/* One block: TILE x TILE elements of an expert. each: bytes of an expert in y, 2 n, or n: its transpose alone. */
 static __global__ void __launch_bounds__(TILE *TILE / 4)
     codes_kernel(uint8_t *y, const uint8_t *nibbles, const uint8_t *scale, const float *step, int64_t n_out,
-                 int64_t n_in)
+                 int64_t n_in, int64_t each)
 {
     __shared__ uint8_t tile[TILE][TILE + 4];
     const int64_t e = blockIdx.z, n = n_out * n_in, col = (int64_t)blockIdx.x * TILE + threadIdx.x;
     const int64_t first = (int64_t)blockIdx.y * TILE;
-    uint8_t *codes = y + e * 2 * n;
+    const bool both = each > n;
+    uint8_t *codes = y + e * each, *transposed = codes + each - n;
     const float s = step[e], inverse = __uint_as_float(0x7f000000u - __float_as_uint(s));
     for (int i = threadIdx.y; i < TILE; i += TILE / 4) {
         const int64_t row = first + i, at = row * n_in + col;
         if (row >= n_out || col >= n_in) continue;
         const uint32_t pair = nibbles[(e * n + at) / 2], byte = scale[(e * n + at) / BLOCK];
         const float x = e2m1_value(at % 2 ? pair >> 4 : pair & 15) * e8m0_scale(byte);
-        if (s > 0.0f)
-            tile[i][threadIdx.x] = codes[at] = (uint8_t)__nv_cvt_float_to_fp8(x * inverse, __NV_SATFINITE, __NV_E4M3);
-        else
+        const uint8_t code = (uint8_t)__nv_cvt_float_to_fp8(x * inverse, __NV_SATFINITE, __NV_E4M3);
+        tile[i][threadIdx.x] = code;
+        if (both && s > 0.0f)
+            codes[at] = code;
+        else if (both)
             ((bf16 *)codes)[at] = __float2bfloat16_rn(x);
     }
     __syncthreads();
     for (int i = threadIdx.y; i < TILE && s > 0.0f; i += TILE / 4) {
         const int64_t row = (int64_t)blockIdx.x * TILE + i, at = first + threadIdx.x; /* of the transpose */
-        if (row < n_in && at < n_out) codes[n + row * n_out + at] = tile[threadIdx.x][i];
+        if (row < n_in && at < n_out) transposed[row * n_out + at] = tile[threadIdx.x][i];
     }
 }
 
@@ -239,6 +242,6 @@ extern "C" void cuda_expert_codes(struct device *dev, struct tensor y, const str
                (long long)w->n_out);
     codes_kernel<<<dim3(grid_x(ceil_div(w->n_in, TILE)), (unsigned)rows, (unsigned)w->n_exp), dim3(TILE, TILE / 4), 0,
                    cuda.stream>>>((uint8_t *)y.data, (const uint8_t *)w->data, w->scale, (const float *)step.data,
-                                  w->n_out, w->n_in);
+                                  w->n_out, w->n_in, tensor_count(y) / w->n_exp);
     CUDA_CHECK_LAUNCH();
 }

@@ -199,14 +199,18 @@ static struct fp8_rows fill_fp8_rows(const struct scratch_fp8_rows *to, const st
 static void product_of_codes(struct grouped *g, const struct proj *proj, const struct fp8_rows *rows)
 {
     const struct weight *w = &proj->w;
-    struct grouped_fp8 f = {*g, rows->codes, rows->step, (const uint8_t *)w->data, f32_ptr(proj->fp8.step)};
+    const int64_t n = w->n_out * w->n_in;
+    const uint8_t *codes =
+        proj->fp8.pair ? (const uint8_t *)w->data + g->kn * n : (const uint8_t *)proj->fp8.transposed.data;
+    struct grouped_fp8 f = {*g, rows->codes, rows->step, NULL, proj->fp8.pair ? 2 * n : n, f32_ptr(proj->fp8.step)};
     f.g.slot = NULL;
     for (int64_t i = 0, end; i < w->n_exp; i = end) {
         const bool exact = proj->fp8.host_step[i] > 0;
         for (end = i + 1; end < w->n_exp && (proj->fp8.host_step[end] > 0) == exact;) end++;
         f.g.first = g->first = i;
         f.g.count = g->count = end - i;
-        g->b = (const bf16 *)w->data + i * w->n_out * w->n_in;
+        f.b = codes + i * f.apart;
+        g->b = (const bf16 *)w->data + i * n;
         if (exact)
             cuda_grouped_fp8(&f);
         else

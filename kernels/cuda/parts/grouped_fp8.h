@@ -5,14 +5,14 @@
 #include "kernels/cuda/parts/grouped.h"
 
 /* v = scale * (la lb_e) + row_step * step[e] * (a b_e^T) + bias_e, then the epilogue of g: GROUPED_STORE, GROUPED_GLU
- * with interleaved columns, or GROUPED_GLU_BWD. g.a, g.b, g.slot and g.ids are not read; with g.kn, which belongs to lb
- * alone, b is the transpose. */
+ * with interleaved columns, or GROUPED_GLU_BWD. g.a, g.b, g.slot and g.ids are not read; g.kn belongs to lb alone. */
 struct grouped_fp8 {
     struct grouped g;
     const uint8_t *a;      /* [M, n_in] e4m3, expert order */
     const float *row_step; /* [M] */
-    const uint8_t *b;      /* [n_exp, 2, n_out * n_in] e4m3: of every expert W_e, then its transpose */
-    const float *step;     /* [n_exp]; above 0 for the experts of the launch */
+    const uint8_t *b;      /* [count, n_out, n_in] e4m3 of the launch's experts, `apart` bytes from one to the next */
+    int64_t apart;
+    const float *step; /* [n_exp]; above 0 for the experts of the launch */
 };
 /* sm_90a. Needs n_in a multiple of 16 and n_out of 8. Writes all rows of experts first .. first+count-1 and nothing
  * else. Deterministic. */

@@ -4,7 +4,7 @@
  *   e4m3 products come first, and every 128 of depth are added to a second set of f32 sums: the tensor cores keep about
  *   14 bits. The adapter's bf16 product follows, in the accumulators that are free then.
  * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 128 of depth per step; both operands K-major, which is why the
- *   experts are in memory twice, as W_e and as its transpose.
+ *   backward reads the transpose of W_e.
  * Needs: sm_90a; n_in a multiple of 16, n_out and r of 8, 16-byte aligned bases, at most 512 experts per launch.
  * Grid: persistent, one block per SM: one producer thread, two consumer warpgroups of 64 rows each, 5 stages of 40 KiB.
  *   While one warpgroup adds its sums, the other multiplies.
@@ -241,7 +241,6 @@ static CUtensorMap byte_map(const uint8_t *base, int64_t n_mat, int64_t n_row, i
 template <int EPILOGUE, bool KN> static void launch(const struct grouped_fp8 *f)
 {
     const struct grouped *g = &f->g;
-    const int64_t n = g->n_out * g->n_in;
     static bool configured;
     struct fp8_args p;
     memset(&p, 0, sizeof(p));
@@ -249,7 +248,7 @@ template <int EPILOGUE, bool KN> static void launch(const struct grouped_fp8 *f)
     p.row_step = f->row_step;
     p.step = f->step;
     p.a = byte_map(f->a, 1, g->n_row, g->n_in, g->n_row * g->n_in, ROWS);
-    p.b = byte_map(f->b + (2 * g->first + g->kn) * n, g->count, g->n_out, g->n_in, 2 * n, COLS);
+    p.b = byte_map(f->b, g->count, g->n_out, g->n_in, f->apart, COLS);
     if (g->r > 0) {
         p.la = tensor_map(g->la, 1, g->n_row, g->r, g->r, ROWS);
         p.lb = KN ? tensor_map(g->lb, g->n_exp, g->r, g->n_out, g->n_out, DEPTH)
