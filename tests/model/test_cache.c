@@ -308,6 +308,31 @@ static void check_plan(struct run *r)
     assert_true(work[3] > work[0] && work[3] < work[0] + cache + groups);
 }
 
+/* A run samples as many of eval.prompts at once as have room in the memory of a plan for one. */
+static void check_prompts(struct run *r)
+{
+    static const struct plan_generation asked[] = {
+        {0}, {8, 600, 1, .cache_tok = 8 * 64, .spare = true}, {64, 600, 1, .cache_tok = 64 * 600, .spare = true}};
+    struct config cfg = *r->cfg;
+    struct plan p[MT_LEN(asked)];
+    cfg.train.micro_batch = 1;
+    cfg.data.seq_len = 600;
+    snprintf(cfg.eval.prompts, sizeof(cfg.eval.prompts), "prompts.jsonl");
+    for (int i = 0; i < MT_LEN(asked); i++) {
+        struct err err = {.msg = ""};
+        struct plan_request q = plan_request_of(&r->dev, &r->par, &r->arch, &r->st, &cfg, NULL, PLAN_TRAIN);
+        if (i) q.generation = asked[i];
+        if (plan_make(&p[i], &q, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(plan_peak(&p[i], true), plan_peak(&p[0], true));
+    }
+    assert_int_equal(p[0].generation.n_seq, 1);
+    assert_int_equal(p[1].generation.n_seq, 8);
+    assert_int_equal(p[1].generation.cache_tok, 8 * 64);
+    assert_in_range(p[2].generation.n_seq, 2, 63);
+    assert_int_equal(p[2].generation.cache_tok, p[2].generation.n_seq * 600);
+    assert_true(p[2].memory.cache > p[1].memory.cache);
+}
+
 static void bytes_and_errors(void **state)
 {
     (void)state;
@@ -322,6 +347,7 @@ static void bytes_and_errors(void **state)
     bed_close(&b);
     if (run_open_headers(&b.run, &b.cfg, &err)) fail_msg("%s", err.msg);
     check_plan(&b.run);
+    check_prompts(&b.run);
     run_close(&b.run);
 }
 

@@ -73,7 +73,7 @@ static void sample(struct run *r, struct samples s[2])
 {
     struct err err;
     const int64_t mark = arena_mark(&r->dev.work);
-    struct engine *e = engine_open_training(r, &err);
+    struct engine *e = engine_open_training(r, true, &err);
     if (!e) fail_msg("%s", err.msg);
     memset(s, 0, 2 * sizeof(*s));
     for (int p = 0; p < 2; p++) request(e, &s[p], p, 0, SAMPLES);
@@ -160,7 +160,7 @@ static void by_number(void **state)
     struct err err;
     bed_open(&b, "", PLAN_TRAIN, NULL);
     sample(&b.run, all);
-    struct engine *e = engine_open_training(&b.run, &err);
+    struct engine *e = engine_open_training(&b.run, true, &err);
     if (!e) fail_msg("%s", err.msg);
     request(e, &some[1], 1, 2, 1);
     request(e, &some[0], 0, 1, 2);

@@ -360,6 +360,39 @@ static void samples_at_evaluations(void **state)
     assert_says(said.err, "/nowhere");
 }
 
+/* Prompts of different lengths, with and without a cut, are answered in one batch: as each one alone, in their order.
+ */
+static void samples_of_many_prompts(void **state)
+{
+    (void)state;
+    enum { N = 20 };
+    char set[MT_PATH + 32], rows[4096] = "", words[N][64];
+    const char *config = process_config("");
+    for (int i = 0; i < N; i++) {
+        snprintf(words[i], sizeof(words[i]), "%.*s%d", i, "One two three four five", i);
+        const size_t end = strlen(rows);
+        snprintf(rows + end, sizeof(rows) - end, "{\"prompt\": \"%s\"}\n", words[i]);
+    }
+    snprintf(set, sizeof(set), "eval.prompts=%s", write_text("prompts.jsonl", rows));
+    assert_int_equal(RUN(config, "--set", set, "--set", "eval.prompt_tokens=9", "--set", "optim.lr=0.05"), 0);
+    for (int i = 0; i < 2 * N; i += 3) {
+        char *got = sample_text(config, i);
+        struct err err;
+        const char *want, *prompt = words[i % N];
+        if (i < N)
+            assert_int_equal(RUN("generate", config, "--base", "--prompt", prompt, "--tokens", "9", "--json"), 0);
+        else
+            assert_int_equal(RUN("generate", config, "--prompt", prompt, "--tokens", "9", "--json"), 0);
+        struct json_doc *doc = parse_said();
+        assert_int_equal(json_get_str(json_root(doc), "text", &want, &err), 0);
+        assert_non_null(got);
+        assert_string_equal(got, want);
+        json_free(doc);
+        mem_free(got);
+    }
+    assert_null(sample_text(config, 2 * N));
+}
+
 /* For a row of eval.prompts with an answer the run shows the question, the model's answer and the row's answer. */
 static void samples_with_answers(void **state)
 {
@@ -439,6 +472,7 @@ int test_generate(void)
         cmocka_unit_test(eos_of_config),
         cmocka_unit_test(wrong_arguments),
         cmocka_unit_test(samples_at_evaluations),
+        cmocka_unit_test(samples_of_many_prompts),
         cmocka_unit_test(samples_with_answers),
         cmocka_unit_test(model_cards),
         cmocka_unit_test(model_card_of_odd_names),

@@ -155,10 +155,10 @@ struct engine *engine_open_planned(struct run *r, struct err *err)
     return engine_open(r, &opt, err);
 }
 
-struct engine *engine_open_training(struct run *r, struct err *err)
+struct engine *engine_open_training(struct run *r, bool apart, struct err *err)
 {
     struct engine_options opt = planned(r);
-    opt.apart = true;
+    opt.apart = apart;
     return engine_open(r, &opt, err);
 }
 

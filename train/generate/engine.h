@@ -48,9 +48,9 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
 /* As engine_open, with the sizes of run.generation and data.seq_len; call it after run_open_model. On a GPU the log
  * says that sequences in a pass may change each other's rounding. */
 struct engine *engine_open_planned(struct run *r, struct err *err);
-/* For sampling between the steps of a training run, with the current adapters: engine_open_planned with `apart`, and
- * without the line in the log. No pass of training may run before engine_close. */
-struct engine *engine_open_training(struct run *r, struct err *err);
+/* For sampling between the steps of a training run, with the current adapters: engine_open_planned without the line in
+ * the log. No pass of training may run before engine_close. */
+struct engine *engine_open_training(struct run *r, bool apart, struct err *err);
 void engine_close(struct engine *e); /* requests that remain end without a callback; NULL is fine */
 
 /* Loads another adapter for requests, into memory outside the arenas. Returns its number, or -1. Its passes must not

@@ -59,9 +59,9 @@ static int add(struct eval_prompts *s, struct run *r, struct json row, const cha
     if (s->n == SAMPLES_MAX) return err_set(err, "%s: more than %d prompts", name, SAMPLES_MAX);
     if (json_has(row, "messages") && json_has(row, "prompt"))
         return err_set(err, "%s: prompt and messages exclude each other: remove one", name);
-    struct prompt *one = &s->of[s->n];
-    find_texts(row, &s->prompts[s->n], &s->expected[s->n]);
-    s->n++;
+    struct eval_prompt *e = &s->of[s->n++];
+    struct prompt *one = &e->of;
+    find_texts(row, &e->shown, &e->expected);
     if (json_has(row, "messages")) {
         if (prompt_messages(one, r, row, name, err)) return -1;
     } else if (prompt_row(one, r, row, name, err)) {
@@ -81,8 +81,6 @@ static int open_all(struct eval_prompts *s, struct run *r, const char *path, str
     struct line_reader *reader = line_reader_open(path, err);
     if (!reader) return -1;
     s->of = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->of));
-    s->prompts = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->prompts));
-    s->expected = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->expected));
     while ((rc = line_reader_next(reader, &line, &size, err)) > 0) {
         snprintf(name, sizeof(name), "%s:%lld", path, (long long)line_reader_line(reader));
         if (!size) continue;
@@ -102,16 +100,21 @@ int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err)
     return path[0] && open_all(s, r, path, err) ? err_prefix(err, "eval.prompts") : 0;
 }
 
-static void write_answer(void *user, const struct sample *a)
+struct plan_generation eval_prompts_sizes(const struct eval_prompts *s)
 {
-    struct eval_prompts *s = user;
-    const struct sample_metrics sample = {.step = s->step,
-                                          .tokens = a->n - (a->end == SAMPLE_END_TOKEN),
-                                          .prompt = s->prompts[s->at],
-                                          .expected = s->expected[s->at],
-                                          .text = a->text};
-    s->failed = a->end == SAMPLE_FAILED;
-    if (s->metrics && !s->failed) metrics_sample(s->metrics, &sample);
+    const struct config *cfg = s->run->cfg;
+    struct plan_generation g = {.n_seq = s->n, .n_tok = MT_MAX(cfg->data.seq_len, s->n), .chunk = 1, .spare = true};
+    for (int64_t i = 0; i < s->n; i++)
+        g.cache_tok += (s->of[i].of.ids.count + cfg->eval.prompt_tokens + MT_PAGE - 1) / MT_PAGE * MT_PAGE;
+    return g;
+}
+
+static void keep_answer(void *user, const struct sample *a)
+{
+    struct eval_prompt *p = user;
+    p->text = mem_strdup(a->text);
+    p->tokens = a->n - (a->end == SAMPLE_END_TOKEN);
+    p->failed = a->end == SAMPLE_FAILED;
 }
 
 /* False: stop() was true. */
@@ -120,52 +123,64 @@ static bool answer_all(struct eval_prompts *s, struct engine *e, bool (*stop)(vo
     struct sample_params params = sample_params_default();
     struct err err;
     params.max_tokens = s->run->cfg->eval.prompt_tokens;
-    for (s->at = 0; s->at < s->n && !s->failed; s->at++) {
-        const struct prompt *p = &s->of[s->at];
-        const struct sample_request q = {.ids = p->ids.ids,
-                                         .n_ids = p->ids.count,
+    for (int64_t i = 0; i < s->n; i++) {
+        struct eval_prompt *p = &s->of[i];
+        const struct sample_request q = {.ids = p->of.ids.ids,
+                                         .n_ids = p->of.ids.count,
                                          .n = 1,
                                          .params = params,
-                                         .end_ids = p->ends,
-                                         .n_end_ids = p->n_ends,
-                                         .user = s,
-                                         .done = write_answer};
-        if (comm_host_max(s->run->par.all, stop()) > 0) return false;
+                                         .end_ids = p->of.ends,
+                                         .n_end_ids = p->of.n_ends,
+                                         .user = p,
+                                         .done = keep_answer};
         if (engine_add(e, &q, &err) < 0) MT_REQUIRE(false, "%s", err.msg); /* add() has checked it */
-        while (engine_step(e)) progress();
     }
+    do {
+        if (comm_host_max(s->run->par.all, stop()) > 0) return false;
+        progress();
+    } while (engine_step(e));
     return true;
+}
+
+/* Writes the answers and frees their texts. */
+static void write_answers(struct eval_prompts *s, struct metrics *m, int64_t step, bool all)
+{
+    bool failed = false;
+    for (int64_t i = 0; i < s->n; i++) {
+        struct eval_prompt *p = &s->of[i];
+        const struct sample_metrics sample = {
+            .step = step, .tokens = p->tokens, .prompt = p->shown, .expected = p->expected, .text = p->text};
+        failed |= p->failed;
+        if (m && all && !failed) metrics_sample(m, &sample);
+        mem_free(p->text);
+        p->text = NULL;
+        p->failed = false;
+    }
+    if (failed) log_warn("no samples: the logits are not finite: check the adapter and the model");
 }
 
 bool eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void))
 {
     struct err err;
     if (!s->n) return true;
-    const int64_t len = s->run->cfg->data.seq_len;
-    const struct engine_options opt = {.n_seq = 1, .max_len = len, .n_tok = len, .chunk = 1, .cache_tok = len};
-    struct engine *e = engine_open(s->run, &opt, &err);
+    struct engine *e = engine_open_training(s->run, false, &err);
     if (!e) {
         log_warn("no samples: %s", err.msg);
         return true;
     }
-    s->metrics = m;
-    s->step = step;
-    s->failed = false;
     const bool all = answer_all(s, e, stop);
     engine_close(e);
-    if (s->failed) log_warn("no samples: the logits are not finite: check the adapter and the model");
+    write_answers(s, m, step, all);
     return all;
 }
 
 void eval_prompts_close(struct eval_prompts *s)
 {
     for (int64_t i = 0; i < s->n; i++) {
-        prompt_free(&s->of[i]);
-        mem_free(s->prompts[i]);
-        mem_free(s->expected[i]);
+        prompt_free(&s->of[i].of);
+        mem_free(s->of[i].shown);
+        mem_free(s->of[i].expected);
     }
     mem_free(s->of);
-    mem_free(s->prompts);
-    mem_free(s->expected);
     *s = (struct eval_prompts){.n = 0};
 }

@@ -150,10 +150,31 @@ static int fit_sampling(struct plan_request *q, struct err *err)
     }
 }
 
+/* Sets how many texts a run with eval.prompts samples at once: halves the number asked for until they fit into the
+ * memory that the plan for one text has. */
+static int fit_prompts(struct plan *p, struct plan_request *q, struct plan_generation most, struct err *err)
+{
+    const int64_t peak = plan_peak(p, true), cache_tok = most.cache_tok;
+    struct plan_memory m;
+    for (; most.n_seq > 1; most.n_seq = (most.n_seq + 1) / 2) {
+        most.cache_tok = MT_MIN(cache_tok, most.n_seq * q->seq_len);
+        q->generation = most;
+        if (plan_measure(&m, &p->trainable, q, &p->opt, err)) return -1;
+        if (plan_memory_peak(&m, p->fixed, true) > peak) continue;
+        p->memory = m;
+        p->generation = most;
+        break;
+    }
+    q->generation = p->generation;
+    return 0;
+}
+
 static int make(struct plan *p, struct plan_request q, struct err *err)
 {
     const struct config *cfg = q.cfg;
     const struct parallel *par = q.par;
+    const struct plan_generation asked = q.generation;
+    const bool prompts = q.train && asked.spare;
     *p = (struct plan){.n_tok = q.n_tok,
                        .grad_accum = cfg->train.grad_accum,
                        .n_layer = q.a->n_layer,
@@ -165,6 +186,7 @@ static int make(struct plan *p, struct plan_request q, struct err *err)
                        (long long)cfg->data.seq_len, (long long)q.a->max_len);
     p->in_host_memory = device_in_host_memory(q.dev);
     p->cache_seq = plan_cache_bytes(&q, q.seq_len);
+    if (prompts) q.generation = (struct plan_generation){.n_seq = 1, .n_tok = q.seq_len, .chunk = 1};
     if (q.train && q.generation.cache_tok && fit_sampling(&q, err)) return -1;
     p->generation = q.generation;
     if (choose(p, &q, err)) return -1;
@@ -184,6 +206,7 @@ static int make(struct plan *p, struct plan_request q, struct err *err)
         opt.decoded_layers = MT_MAX(plan_decoded_layers(&q), 0);
         if (plan_measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
     }
+    if (prompts && plan_peak(p, true) <= p->budget && fit_prompts(p, &q, asked, err)) return -1;
     if (plan_peak(p, q.train) <= p->budget) warn_host(p);
     if (plan_peak(p, q.train) <= p->budget) return plan_check_host(p, &q, err);
     p->too_large = true;

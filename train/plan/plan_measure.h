@@ -63,6 +63,7 @@ struct plan_generation {
     bool keeps;     /* later prompts continue sequences in the cache (plan_keeps) */
     bool keeps_experts; /* only of training runs: the packed experts stay on the device */
     int64_t cache_tok;  /* only of training runs: tokens of the cache; 0: those of one full sequence */
+    bool spare; /* only of training runs: fewer sequences than asked for if they need more memory than training does */
 };
 
 /* Kind of device, model, data: what a plan is for. */

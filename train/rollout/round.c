@@ -270,7 +270,7 @@ static int sample_own(struct round *r, struct err *err)
     const double start = clock_ms();
     struct ask *asks = mem_array(r->n * r->opt->n_sample, sizeof(*asks));
     int64_t n_ask = 0;
-    int rc = (r->engine = engine_open_training(r->opt->run, err)) ? 0 : -1;
+    int rc = (r->engine = engine_open_training(r->opt->run, true, err)) ? 0 : -1;
     r->err = err;
     if (!rc && r->opt->episodes) open_episodes(r);
     for (int64_t i = 0; i < r->n && !rc; i++)

@@ -180,6 +180,7 @@ static int measure_roofs(struct training *t, struct err *err)
 static int open_model(struct training *t, struct err *err)
 {
     t->run.begins = !t->from.found;
+    if (t->samples.n && !config_is_online(t->run.cfg)) t->run.generation = eval_prompts_sizes(&t->samples);
     return run_open_model(&t->run, NULL, PLAN_TRAIN, err);
 }
 
