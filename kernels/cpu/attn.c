@@ -109,7 +109,7 @@ static int64_t scratch_reals(const struct attn_shape *s)
  * rows of the pass or in the cache ---- */
 
 /* Rows, each a query and head, that see the keys of one kv head page by page. */
-enum { LANES = 32 / sizeof(real), N_LANES = 8 };
+enum { LANES = 32 / sizeof(real), N_LANES = 2, SUMS = 4 };
 typedef real lanes __attribute__((vector_size(LANES * sizeof(real))));
 struct rows {
     int64_t n, group;       /* rows; row r is of the query at position pos + r / group */
@@ -131,13 +131,24 @@ static void rows_begin(const struct rows *r, const float *sink)
     for (int64_t c = 0; c < r->n * r->value_dim; c++) r->acc[c] = 0;
 }
 
-/* Scores p [lo, hi) become weights; the sums of keys before them are divided by e^(new m - old m). */
+/* Scores p [lo, hi) become weights; the sums of keys before them are divided by e^(new m - old m). Maximum and sum go
+ * by LANES keys of the page, so that vectors compute them in one order. */
 static void weigh(real *p, int64_t lo, int64_t hi, real *m, real *l, real *acc, int64_t dim)
 {
-    real max = *m, sum = 0;
-    for (int64_t j = lo; j < hi; j++) max = p[j] > max ? p[j] : max;
-    for (int64_t j = lo; j < hi; j++) p[j] = real_exp(p[j] - max);
-    for (int64_t j = lo; j < hi; j++) sum += p[j];
+    const int64_t first = lo / LANES * LANES, end = (hi + LANES - 1) / LANES * LANES;
+    real most[LANES], part[LANES] = {0}, max = *m, sum = 0;
+    for (int64_t j = first; j < lo; j++) p[j] = -INFINITY;
+    for (int64_t j = hi; j < end; j++) p[j] = -INFINITY;
+    for (int e = 0; e < LANES; e++) most[e] = max;
+    for (int64_t j = first; j < end; j += LANES)
+        for (int e = 0; e < LANES; e++) most[e] = p[j + e] > most[e] ? p[j + e] : most[e];
+    for (int e = 0; e < LANES; e++) max = most[e] > max ? most[e] : max;
+    for (int64_t j = first; j < end; j += LANES)
+        for (int e = 0; e < LANES; e++) {
+            p[j + e] = real_exp(p[j + e] - max);
+            part[e] += p[j + e];
+        }
+    for (int e = 0; e < LANES; e++) sum += part[e];
     if (max > *m) {
         const real factor = real_exp(*m - max);
         for (int64_t c = 0; c < dim; c++) acc[c] *= factor;
@@ -147,22 +158,35 @@ static void weigh(real *p, int64_t lo, int64_t hi, real *m, real *l, real *acc, 
     *l += sum;
 }
 
-/* acc += the values of keys [lo, hi), one key after another, in N_LANES registers */
-static void add_values(real *acc, const real *p, int64_t lo, int64_t hi, const real *value, int64_t ld, int64_t dim)
+/* acc += the values of keys [lo, hi), one key after another, in registers: n rows, 1 or SUMS, share the loads. acc [n,
+ * dim], p [n, MT_PAGE] */
+static inline __attribute__((always_inline)) void add_values(int n, real *acc, const real *p, int64_t lo, int64_t hi,
+                                                             const real *value, int64_t ld, int64_t dim)
 {
     int64_t c = 0;
     for (; c + N_LANES * LANES <= dim; c += N_LANES * LANES) {
-        lanes sum[N_LANES], v;
-        memcpy(sum, acc + c, sizeof(sum));
+        lanes sum[SUMS][N_LANES], v;
+        for (int i = 0; i < n; i++) memcpy(sum[i], acc + i * dim + c, sizeof(sum[i]));
         for (int64_t j = lo; j < hi; j++)
             for (int e = 0; e < N_LANES; e++) {
                 memcpy(&v, value + j * ld + c + e * LANES, sizeof(v));
-                sum[e] += p[j] * v;
+                for (int i = 0; i < n; i++) sum[i][e] += p[i * MT_PAGE + j] * v;
             }
-        memcpy(acc + c, sum, sizeof(sum));
+        for (int i = 0; i < n; i++) memcpy(acc + i * dim + c, sum[i], sizeof(sum[i]));
     }
     for (int64_t j = lo; j < hi; j++)
-        for (int64_t e = c; e < dim; e++) acc[e] += p[j] * value[j * ld + e];
+        for (int i = 0; i < n; i++)
+            for (int64_t e = c; e < dim; e++) acc[i * dim + e] += p[i * MT_PAGE + j] * value[j * ld + e];
+}
+
+/* Row i sees keys [first_seen, end_seen) of the n keys from position k0 on. */
+static int64_t first_seen(const struct rows *r, int64_t i, int64_t k0)
+{
+    return r->window ? MT_MAX(0, r->pos + i / r->group - r->window + 1 - k0) : 0;
+}
+static int64_t end_seen(const struct rows *r, int64_t i, int64_t k0, int64_t n)
+{
+    return MT_MIN(n, r->pos + i / r->group + 1 - k0);
 }
 
 /* Adds n keys from position k0 on, at most MT_PAGE; rows of keys and values, ld apart. Not inlined, so that both
@@ -171,13 +195,18 @@ static __attribute__((noinline)) void rows_page(const struct rows *r, int64_t k0
                                                 const real *value, int64_t ld)
 {
     rows_gemm(r->n, n, r->dim, r->scale, r->q, r->dim, key, ld, 0, r->p, MT_PAGE);
-    for (int64_t i = 0; i < r->n; i++) {
-        const int64_t pos = r->pos + i / r->group, lo = r->window ? MT_MAX(0, pos - r->window + 1 - k0) : 0;
-        const int64_t hi = MT_MIN(n, pos + 1 - k0);
+    for (int64_t i = 0, n_same; i < r->n; i += n_same) {
+        const int64_t lo = first_seen(r, i, k0), hi = end_seen(r, i, k0, n), last = MT_MIN(i + SUMS, r->n) - 1;
         real *p = r->p + i * MT_PAGE, *acc = r->acc + i * r->value_dim;
+        const bool all = last - i + 1 == SUMS && first_seen(r, last, k0) == lo && end_seen(r, last, k0, n) == hi;
+        n_same = all ? SUMS : 1;
         if (lo >= hi) continue;
-        weigh(p, lo, hi, &r->m[i], &r->l[i], acc, r->value_dim);
-        add_values(acc, p, lo, hi, value, ld, r->value_dim);
+        for (int64_t k = 0; k < n_same; k++)
+            weigh(p + k * MT_PAGE, lo, hi, &r->m[i + k], &r->l[i + k], acc + k * r->value_dim, r->value_dim);
+        if (all)
+            add_values(SUMS, acc, p, lo, hi, value, ld, r->value_dim);
+        else
+            add_values(1, acc, p, lo, hi, value, ld, r->value_dim);
     }
 }
 

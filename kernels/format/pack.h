@@ -56,7 +56,21 @@ static inline void pack_pairs_init(struct pack_pairs *p, const float code[16], b
 static inline void pack_pairs_scale(float *out, const struct pack_pairs *p, const uint8_t *bytes, int64_t n_bytes,
                                     float scale)
 {
-    for (int64_t i = 0; i < n_bytes; i++) {
+    enum { N = 4 };
+    typedef double pairs __attribute__((vector_size(32))); /* a double is the bits of two floats */
+    typedef float values __attribute__((vector_size(32)));
+    int64_t i = 0;
+    for (; i + N <= n_bytes; i += N) {
+        pairs v;
+        for (int k = 0; k < N; k++) {
+            double two;
+            memcpy(&two, p->of[bytes[i + k]], sizeof(two));
+            v[k] = two;
+        }
+        const values scaled = (values)v * scale;
+        memcpy(out + 2 * i, &scaled, sizeof(scaled));
+    }
+    for (; i < n_bytes; i++) {
         out[2 * i] = p->of[bytes[i]][0] * scale;
         out[2 * i + 1] = p->of[bytes[i]][1] * scale;
     }
