@@ -157,7 +157,7 @@ VALID = {
     "quant.narrow": ["false", ("true", "quant.weights=int8")],
     "train.device": ["auto", "cpu"],
     "train.dtype": ["auto", "fp32"],
-    "train.expert_dtype": ["bf16"],
+    "train.expert_dtype": ["bf16", "fp8", "fp8-backward"],
     "train.epochs": ["1", "0.5"],
     "train.resume": ["auto", "never", ("{run}/checkpoints/step-000001", "train.steps=2")],
     "train.profile": ["1:1"],

@@ -147,6 +147,11 @@ static void plans_with_the_kernels_of_the_card(void **state)
     assert_int_equal(RUN("plan", config, "--gpu", "h200", "--set", "train.expert_dtype=fp8-backward"), 0);
     assert_null(strstr(said.err, only));
     assert_says(said.out, "layers decoded to bf16 and e4m3");
+    assert_int_equal(RUN("plan", config, "--gpu", "h200", "--arch", "gpt-oss-20b", FP8_EXPERTS), 0);
+    assert_says(said.out, "  experts                               35.6 GiB ");
+    assert_int_equal(
+        RUN("plan", config, "--gpu", "h200", "--arch", "gpt-oss-20b", "--set", "train.expert_dtype=fp8-backward"), 0);
+    assert_says(said.out, "  experts                               53.4 GiB ");
     assert_int_equal(RUN("plan", config, "--gpu", "rtx4090", FP8_EXPERTS), 0);
     assert_says(said.err, only);
     assert_says(said.out, "layers decoded to bf16");
