@@ -41,6 +41,7 @@ MUTATIONS = [
     ("train/gguf/gguf_items.c", "back ? logf(-v) : -expf(v)", "back ? logf(v) : expf(v)", "gguf_model:deltanet"),
     ("train/tools/init.c", "if (a->columns && row_columns_check(a->columns, err))", "if (false)", "suit:columns"),
     ("train/tools/init.c", "if (note(text, c, &s->run.arch))", "if (false)", "suit:names*"),
+    ("train/export/export_merged.c", "if (!is_value_too(m, module)) continue;", "continue;", "export_stacks"),
     ("train/export/export_merged.c", "(n->stacked || safetensors_find", "(safetensors_find", "export_stacks"),
     ("train/export/export_merged.c", "a->transposed_stacks ? TRANSPOSED", "a->transposed_experts ? TRANSPOSED",
      "export_stacks"),

@@ -87,6 +87,7 @@ static void exports_are_bases(void **state)
         {"qwen3-tiny", "fp8", "none", "fp8", "all", "experts: fp8"},
         {"qwen3-tiny", "bf16", "nvfp4", "fp8", "experts", "experts: fp8"},
         {"qwen3-tiny", "fp8", "none", "nvfp4", "experts", "experts: nvfp4"},
+        {"gemma-tiny", "bf16", "none", "nvfp4", "experts", "experts: nvfp4"},
         {"qwen3.5-tiny", "bf16", "none", "fp8", "all", "experts: fp8"},    /* in_proj_a, in_proj_b */
         {"qwen3-next-tiny", "bf16", "none", "fp8", "all", "experts: fp8"}, /* in_proj_ba */
     };

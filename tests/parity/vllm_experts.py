@@ -127,7 +127,7 @@ def check(folder):
     settings, bad, values = config["quantization_config"], 0, 0
     text = config.get("text_config", config)
     n_exp = next(text[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in text)
-    blocks = sorted({n.split(".experts.")[0] for n in tensors if ".mlp.experts.0." in n})
+    blocks = sorted({n.split(".experts.")[0] for n in tensors if ".experts.0." in n})
     for name in (block + ".experts" for block in blocks):
         weights = {n: t for n, t in tensors.items() if n.startswith(name + ".")}
         sizes = n_exp, text["moe_intermediate_size"], text["hidden_size"]
@@ -139,7 +139,7 @@ def check(folder):
     quant.packed_modules_mapping = packed
     linear = {n[: -len(".weight")] for n, t in tensors.items() if n.endswith(".weight") and t.ndim == 2}
     heads = {"lm_head"} if settings["quant_method"] == "compressed-tensors" else set()  # no Linear there
-    others = (n for n in linear - heads if "embed" not in n and ".mlp.experts." not in n and not n.startswith("mtp."))
+    others = (n for n in linear - heads if "embed" not in n and ".experts." not in n and not n.startswith("mtp."))
     for n in sorted(others):
         module = vllm_name(n, names, packed)
         if excluded(quant, module, packed) != (n + ".weight_scale" not in tensors):

@@ -31,6 +31,7 @@ CLASSES = {"gpt_oss": "gpt_oss.GptOssForCausalLM", "qwen3_moe": "qwen3_moe.Qwen3
            "glm4_moe": "glm4_moe.Glm4MoeForCausalLM", "glm4_moe_lite": "glm4_moe_lite.Glm4MoeLiteForCausalLM",
            "deepseek_v3": "deepseek_v2.DeepseekV3ForCausalLM",
            "qwen3_vl_moe": "qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration",
+           "gemma4": "gemma4_mm.Gemma4ForConditionalGeneration", "gemma4_text": "gemma4.Gemma4ForCausalLM",
            "qwen3_5_moe": "qwen3_5.Qwen3_5MoeForConditionalGeneration",
            "qwen3_5_moe_text": "qwen3_5.Qwen3_5MoeForCausalLM", "qwen3_next": "qwen3_next.Qwen3NextForCausalLM",
            "deepseek_v4": "vllm.models.deepseek_v4.nvidia.model.DeepseekV4ForCausalLM"}
@@ -40,10 +41,12 @@ PUBLISHED = {"q_a_proj": "wq_a", "q_b_proj": "wq_b", "kv_proj": "wkv", "o_b_proj
 
 
 class Processors(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Replaces transformers' image processors, which need libraries for images."""
+    """Replaces transformers' image processors, which need libraries for images, and Whisper, whose help of arguments
+    reads theirs."""
 
     def find_spec(self, name, path=None, target=None):
-        image = name.startswith("transformers.models.") and "processing" in name.rpartition(".")[2]
+        last = name.rpartition(".")[2]
+        image = name.startswith("transformers.models.") and ("processing" in last or last == "modeling_whisper")
         return importlib.machinery.ModuleSpec(name, self) if image else None
 
     def create_module(self, spec):

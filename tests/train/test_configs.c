@@ -36,7 +36,7 @@ static const struct example {
     {"minimax_m2_qlora.ini", "minimax-m2", "minimax-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"nemotron3_nano_qlora.ini", "nemotron-3-nano-30b-a3b", "nemotron-tiny",
      "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
-    {"gemma4_26b_a4b_qlora.ini", "gemma-4-26b-a4b", "gemma-tiny", "peft vllm gguf merged-bf16"},
+    {"gemma4_26b_a4b_qlora.ini", "gemma-4-26b-a4b", "gemma-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"glm47_flash_qlora.ini", "glm-4.7-flash", "glm-flash-tiny", "peft merged-bf16 merged-nvfp4 merged-fp8"},
     {"deepseek_v4_flash_qlora.ini", "deepseek-v4-flash", "deepseek-v4-tiny", "peft vllm merged-bf16 merged-mxfp4"},
 };

@@ -689,11 +689,21 @@ static int write_tensors(struct merge *m, struct err *err)
 
 /* ---- called by export.c ---- */
 
+/* Whether the module is k_proj of a layer whose values are its keys. vLLM's qkv_proj of such a layer has a v_proj too,
+ * and vLLM requires the same format of all three. */
+static bool is_value_too(const struct merge *m, const char *module)
+{
+    int64_t layer;
+    const char *rest = rest_of(m, module, &layer);
+    return rest && !strcmp(rest, "self_attn.k_proj") && layer < m->x->run.arch.n_layer &&
+           arch_attn(&m->x->run.arch, layer)->values_are_keys;
+}
+
 /* The names of the modules whose matrices are not quantised, without the embedding. The caller frees all. */
 static char **dense_modules(const struct merge *m, int64_t *n)
 {
     static const char *const tails[] = {".weight", ".gate_up_proj"}; /* of a matrix, of a stack of experts */
-    char **names = mem_array(m->n + 1, sizeof(*names));
+    char **names = mem_array(2 * m->n + 1, sizeof(*names));
     *n = 0;
     for (int64_t i = 0; i < m->n; i++) {
         const char *name = m->entries[i].name;
@@ -702,8 +712,11 @@ static char **dense_modules(const struct merge *m, int64_t *n)
         if (str_ends(name, "embed_tokens.weight") || str_ends(name, ".embeddings.weight") ||
             !strcmp(name, "lm_head.weight"))
             continue;
-        names[*n] = mem_strdup(name);
-        names[(*n)++][strlen(name) - strlen(tails[ndim - 2])] = 0;
+        char *module = names[(*n)++] = mem_strdup(name);
+        module[strlen(name) - strlen(tails[ndim - 2])] = 0;
+        if (!is_value_too(m, module)) continue;
+        names[*n] = mem_strdup(module);
+        names[(*n)++][strlen(module) - strlen("k_proj")] = 'v';
     }
     names[(*n)++] = mem_strdup("lm_head");
     return names;

@@ -7,6 +7,9 @@
  * adapters in moetrain. Some releases load adapters of Gemma-4's experts and do not apply them (vllm issues 41754,
  * 43254).
  *
+ * The merged formats of Gemma-4 have a matrix per expert, as ModelOpt and llm-compressor write them: vLLM 0.33 reads
+ * these like those of other families (models/gemma4.py, FusedMoEFactory).
+ *
  * llama.cpp applies adapters to the products of build_lora_mm and build_lora_mm_id only (src/llama-graph.cpp). Its
  * graph of latent attention (src/models/deepseek2.cpp) multiplies by q_a, q_b, q, kv_a and the two parts of kv_b
  * without these functions. */
@@ -49,8 +52,6 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
                        "merged-mxfp4 is for gpt-oss and DeepSeek-V4 only: no other program reads %s with experts in "
                        "MXFP4; use merged-bf16",
                        a->family);
-    if (to > EXPORT_MERGED_MXFP4 && to != EXPORT_GGUF_MODEL && a->names->layer_scale)
-        return err_set(err, "no program reads %s in the layout of %s: use merged-bf16", a->family, name);
     if (to == EXPORT_GGUF_MODEL) return check_gguf(a, err);
     if (to > EXPORT_MERGED_MXFP4 && a->names->published)
         return err_set(

@@ -32,11 +32,12 @@ static int find_form(struct synth *s, const char *quant, struct err *err)
     return 0;
 }
 
-/* The architecture as arch_load reads it from the text of config.json. */
+/* The architecture of the first n_layer layers, as arch_load reads it from the text of config.json. The last layer of
+ * Gemma-4 has full attention, whatever the number of layers. */
 static int read_arch(struct synth *s, struct err *err)
 {
     struct json_out text;
-    preset_config(&text, s->p, s->p->n_layer, s->form->format);
+    preset_config(&text, s->p, s->n_layer, s->form->format);
     struct json_doc *doc = json_parse(text.text, text.size, s->p->name, err);
     const int rc = doc ? arch_parse(&s->a, json_root(doc), err) : -1;
     json_free(doc);
@@ -77,7 +78,10 @@ static int synth_open(struct synth *s, const struct synth_options *opt, bool siz
     if (read_arch(s, err)) return -1;
     if (s->a.transposed_experts && s->form->layout && !s->form->stack)
         return err_set(err, "%s has no layout with experts in FP8: use mxfp4, nf4, bf16 or nvfp4", s->p->name);
-    if (opt->each_kind && !opt->n_layer) s->n_layer = layers_of_each_kind(&s->a);
+    if (opt->each_kind && !opt->n_layer) {
+        s->n_layer = layers_of_each_kind(&s->a);
+        if (read_arch(s, err)) return -1;
+    }
     synth_tensors_add(s);
     return 0;
 }

@@ -83,11 +83,11 @@ static struct name with(struct name n, const char *suffix)
 static double spread(int64_t n_in) { return 1 / sqrt((double)n_in); }
 /* The factor of the outputs of networks. It is smaller with squared ReLUs, whose values are larger than those of gated
  * activations. */
-static double network_gain(const struct arch *a)
+static double network_gain(const struct synth *s)
 {
-    return (glu_gated(&a->glu) ? 1 : 0.5) * GAIN / sqrt(2 * (double)a->n_layer);
+    return (glu_gated(&s->a.glu) ? 1 : 0.5) * GAIN / sqrt(2 * (double)s->p->n_layer);
 }
-static double residual_gain(const struct arch *a) { return GAIN / sqrt(2 * (double)a->n_layer); }
+static double residual_gain(const struct synth *s) { return GAIN / sqrt(2 * (double)s->p->n_layer); }
 
 static void add_linear(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std, bool bias)
 {
@@ -174,7 +174,7 @@ static void add_compressed(struct synth *s, int64_t layer)
     add_blocks(s, layer_name(s, layer, "self_attn.o_a_proj"), c->n_group * c->o_lora, q / c->n_group,
                spread(q / c->n_group));
     add_blocks(s, layer_name(s, layer, "self_attn.o_b_proj"), d, c->n_group * c->o_lora,
-               spread(c->n_group * c->o_lora) * residual_gain(a));
+               spread(c->n_group * c->o_lora) * residual_gain(s));
     add_f32(s, layer_name(s, layer, "self_attn.sinks").s, n_head, 0, 0, 0.5);
     if (c->kind[layer] == COMPRESS_NONE) return;
     add_compressor(s, layer, "self_attn.compressor", ratio, head, sparse ? 2 * head : head);
@@ -215,7 +215,7 @@ static void add_latent(struct synth *s, int64_t layer)
     add_values(s, layer_name(s, layer, "self_attn.kv_a_layernorm.weight").s, m->kv_lora, 0, normal(1, 0.1));
     add_linear(s, layer_name(s, layer, "self_attn.kv_b_proj"), n_head * (m->nope + m->value), m->kv_lora,
                spread(m->kv_lora), false);
-    add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(a), a->out_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(s), a->out_bias);
 }
 
 /* Adds gated DeltaNet. With A_log around -3 a state decays by a factor of about 0.95 per token. */
@@ -233,7 +233,7 @@ static void add_delta(struct synth *s, int64_t layer)
         add_linear(s, layer_name(s, layer, "linear_attn.in_proj_b"), h->n_value, d, spread(d), false);
         add_linear(s, layer_name(s, layer, "linear_attn.in_proj_a"), h->n_value, d, spread(d), false);
     }
-    add_linear(s, layer_name(s, layer, "linear_attn.out_proj"), d, v, spread(v) * residual_gain(&s->a), false);
+    add_linear(s, layer_name(s, layer, "linear_attn.out_proj"), d, v, spread(v) * residual_gain(s), false);
     add(s, layer_name(s, layer, "linear_attn.conv1d.weight").s, DT_BF16, 3, (int64_t[]){c, 1, taps},
         normal(0, spread(taps)));
     s->n_params += c * taps;
@@ -257,7 +257,7 @@ static void add_mamba(struct synth *s, int64_t layer)
     const int64_t d = s->a.d_model, v = m->n_head * m->head_dim, c = v + 2 * m->n_group * m->state;
     const struct name conv = layer_name(s, layer, "mixer.conv1d");
     add_linear(s, linear_name(s, layer, LORA_IN), v + c + m->n_head, d, spread(d), m->bias);
-    add_linear(s, linear_name(s, layer, LORA_OUT), d, v, spread(v) * residual_gain(&s->a), m->bias);
+    add_linear(s, linear_name(s, layer, LORA_OUT), d, v, spread(v) * residual_gain(s), m->bias);
     add(s, with(conv, ".weight").s, DT_BF16, 3, (int64_t[]){c, 1, m->n_tap}, normal(0, spread(m->n_tap)));
     if (m->conv_bias) add_values(s, with(conv, ".bias").s, c, 0, normal(0, 0.1));
     s->n_params += c * m->n_tap;
@@ -276,7 +276,7 @@ static void add_shortconv(struct synth *s, int64_t layer)
     add(s, layer_name(s, layer, "conv.conv.weight").s, DT_BF16, 3, (int64_t[]){d, 1, taps}, normal(0, spread(taps)));
     s->n_params += d * taps;
     if (a->conv.bias) add_values(s, layer_name(s, layer, "conv.conv.bias").s, d, 0, normal(0, 0.1));
-    add_linear(s, layer_name(s, layer, "conv.out_proj"), d, d, spread(d) * residual_gain(a), a->conv.bias);
+    add_linear(s, layer_name(s, layer, "conv.out_proj"), d, d, spread(d) * residual_gain(s), a->conv.bias);
 }
 
 static void add_attention(struct synth *s, int64_t layer)
@@ -289,7 +289,7 @@ static void add_attention(struct synth *s, int64_t layer)
     add_linear(s, linear_name(s, layer, LORA_Q), arch_q_rows(a, layer), d, spread(d), a->attn_bias);
     add_linear(s, linear_name(s, layer, LORA_K), kv, d, spread(d), a->attn_bias);
     if (!h->values_are_keys) add_linear(s, linear_name(s, layer, LORA_V), kv, d, spread(d), a->attn_bias);
-    add_linear(s, linear_name(s, layer, LORA_O), d, q, spread(q) * residual_gain(a), a->out_bias);
+    add_linear(s, linear_name(s, layer, LORA_O), d, q, spread(q) * residual_gain(s), a->out_bias);
     if (a->sinks) add_values(s, layer_name(s, layer, "self_attn.sinks").s, h->n_head, 0, normal(0, 0.5));
     if (a->qk_norm == QK_NORM_NONE) return;
     add_query_norm(s, layer_name(s, layer, own[0] ? own[0] : "self_attn.q_norm"), whole ? q : h->head_dim, h);
@@ -394,7 +394,7 @@ static void add_shared(struct synth *s, int64_t layer)
     for (enum lora_target t = glu_gated(&a->glu) ? LORA_SHARED_GATE : LORA_SHARED_UP; t <= LORA_SHARED_DOWN; t++) {
         const bool down = t == LORA_SHARED_DOWN;
         const int64_t n_out = down ? a->d_model : a->d_shared, n_in = down ? a->d_shared : a->d_model;
-        add_blocks(s, linear_name(s, layer, t), n_out, n_in, spread(n_in) * (down ? network_gain(a) : 1));
+        add_blocks(s, linear_name(s, layer, t), n_out, n_in, spread(n_in) * (down ? network_gain(s) : 1));
     }
     if (a->shared_gate)
         add_values(s, with(layer_name(s, layer, a->names->shared_gate), ".weight").s, 1, a->d_model,
@@ -407,7 +407,7 @@ static void add_dense(struct synth *s, int64_t layer)
     const int64_t d = a->d_model, f = a->d_dense;
     if (glu_gated(&a->glu)) add_linear(s, linear_name(s, layer, LORA_DENSE_GATE), f, d, spread(d), false);
     add_linear(s, linear_name(s, layer, LORA_DENSE_UP), f, d, spread(d), false);
-    add_linear(s, linear_name(s, layer, LORA_DENSE_DOWN), d, f, spread(f) * network_gain(a), false);
+    add_linear(s, linear_name(s, layer, LORA_DENSE_DOWN), d, f, spread(f) * network_gain(s), false);
 }
 
 static void add_experts(struct synth *s, int64_t layer)
@@ -496,7 +496,7 @@ static void add_products(struct synth *s)
     snprintf(s->stacks[1], sizeof(s->stacks[1]), "%s.down_proj", lora_experts_module(n));
     if (n->gate) add_product(s, n->gate, s->stacks[0], both ? 2 * f : f, d, spread(d));
     if (!both) add_product(s, n->up, NULL, f, d, spread(d));
-    add_product(s, n->down, s->stacks[1], d, f, spread(f) * network_gain(a));
+    add_product(s, n->down, s->stacks[1], d, f, spread(f) * network_gain(s));
 }
 
 void synth_tensors_add(struct synth *s)
