@@ -273,7 +273,7 @@ MUTATIONS = [
     ("train/rollout/rollout_stats.c", "s->n_null = rows->n - all.n;", "s->n_null = 0;",
      "online_runs:nulls_and_truncation"),
     ("train/rollout/online_log.c",
-     "if (cut) return warn_of_truncation(o->run->cfg, where, rewards_name(o->rewards, i));", "",
+     "if (cut && !s->n_lost) return warn_of_truncation(o->run->cfg, where, rewards_name(o->rewards, i));", "",
      "online_runs:nulls_and_truncation"),
     ("train/rollout/online_eval.c", "of->params.temperature = how->temperature;", "", "online_turns:held_out"),
     ("train/answers/questions.c", "ds->ids + first, begin, err)", "ds->ids + first, begin - 1, err)",

@@ -411,6 +411,9 @@ static void held_out(void **state)
     if (RUN("eval", SETS(run, "--generate", "--samples", "3", "--temperature", "1", "--rows", "5", "--seed", "1")))
         fail_msg("%s", said.err);
     assert_string_not_equal(said.out, first);
+    if (RUN("eval", SETS(config_of("exit 12", ""), "--base", "--set", "eval.max_batches=0"))) fail_msg("%s", said.err);
+    assert_says(said.err, " lost by the environment, ");
+    assert_true(said_number("environment/lost", NULL) > 0);
     snprintf(input, sizeof(input), "%s/plain.jsonl", scratch_dir());
     static const char row[] = "{\"prompt\": \"The cat\", \"answer\": \"a\"}\n";
     struct err err;

@@ -92,9 +92,11 @@ static void print(const struct evaluation *v, const struct online_eval *e, const
 {
     const struct rollout_stats *s = &e->stats;
     struct json_out out = {0};
+    char nulls[96];
     online_log_warn(&v->online, s, "held-out prompts");
-    log_info("reward %.4f over %lld prompt%s, %.0f tokens each, %.1f%% truncated, in %.1f s", f64_for_4f(s->reward),
-             (long long)v->round.n, str_plural(v->round.n), s->length, 100 * s->cut, e->ms / 1e3);
+    log_info("reward %.4f over %lld prompt%s%s, %.0f tokens each, %.1f%% truncated, in %.1f s", f64_for_4f(s->reward),
+             (long long)v->round.n, str_plural(v->round.n), online_log_nulls(nulls, s), s->length, 100 * s->cut,
+             e->ms / 1e3);
     json_out_open(&out, NULL, '{');
     json_out_str(&out, "event", "eval");
     json_out_str(&out, "adapter", adapter);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 void online_log_stats(struct json_out *out, const struct online *o, const struct rollout_stats *s, const char *prefix)
 {
@@ -57,7 +58,7 @@ void online_log_warn(const struct online *o, const struct rollout_stats *s, cons
     const bool cut = s->n_cut == s->n;
     for (int64_t i = 0; i < s->n_reward; i++) {
         if (s->nulls[i] < s->n) continue;
-        if (cut) return warn_of_truncation(o->run->cfg, where, rewards_name(o->rewards, i));
+        if (cut && !s->n_lost) return warn_of_truncation(o->run->cfg, where, rewards_name(o->rewards, i));
         log_warn("%s: the reward %s is null for every completion and has no effect: check its column, its program, or "
                  "whether episodes end",
                  where, rewards_name(o->rewards, i));
@@ -65,11 +66,12 @@ void online_log_warn(const struct online *o, const struct rollout_stats *s, cons
     if (cut && o->run->cfg->objective.mask_truncated) warn_of_truncation(o->run->cfg, where, "");
 }
 
-/* ", 3 without a reward"; "": all have one. */
-static const char *nulls_text(char out[48], const struct rollout_stats *s)
+const char *online_log_nulls(char out[96], const struct rollout_stats *s)
 {
     out[0] = 0;
-    if (s->n_null) snprintf(out, 48, ", %lld without a reward", (long long)s->n_null);
+    if (s->n_null) snprintf(out, 96, ", %lld without a reward", (long long)s->n_null);
+    if (s->n_lost)
+        snprintf(out + strlen(out), 96 - strlen(out), ", %lld lost by the environment", (long long)s->n_lost);
     return out;
 }
 
@@ -78,13 +80,13 @@ void online_log_batch(struct metrics *m, const struct online *o, const struct on
     const struct rollout_stats *s = &o->stats;
     const double tok_s = o->sample_tok / fmax(o->sample_ms / 1e3, 1e-9);
     struct json_out out = {0};
-    char speed[32], where[32], nulls[48];
+    char speed[32], where[32], nulls[96];
     metrics_end_line(m);
     snprintf(where, sizeof(where), "step %lld", (long long)o->first + 1);
     online_log_warn(o, s, where);
     printf("rollouts of %s: reward %.4f (std %.3f%s), %.0f%% of groups with equal rewards, %.0f tokens (%.1f%% "
            "truncated), sampled %s tok/s, |d logp| %.2g\n",
-           where, f64_for_4f(s->reward), f64_unsigned_nan(s->reward_std), nulls_text(nulls, s), 100 * s->zero_std,
+           where, f64_for_4f(s->reward), f64_unsigned_nan(s->reward_std), online_log_nulls(nulls, s), 100 * s->zero_std,
            s->length, 100 * s->cut, str_count(speed, (int64_t)tok_s), f64_unsigned_nan(p->mean));
     fflush(stdout);
     metrics_event_open(&out, "rollouts", o->first + 1);
@@ -110,14 +112,14 @@ void online_log_eval(struct metrics *m, const struct online *o, const struct onl
 {
     const struct rollout_stats *s = &e->stats;
     struct json_out out = {0};
-    char text[48];
+    char text[96];
     if (m->run_steps > 0) m->eval_ms += e->ms;
     metrics_end_line(m);
     snprintf(text, sizeof(text), "eval at step %lld", (long long)step);
     online_log_warn(o, s, text);
     printf("%s: ", text);
     printf("reward %.4f  (%lld prompt%s%s, %.0f tokens each, %.1f%% truncated)%s\n", f64_for_4f(s->reward),
-           (long long)s->n, str_plural(s->n), nulls_text(text, s), s->length, 100 * s->cut, best ? ", best" : "");
+           (long long)s->n, str_plural(s->n), online_log_nulls(text, s), s->length, 100 * s->cut, best ? ", best" : "");
     fflush(stdout);
     metrics_event_open(&out, "eval", step);
     online_log_stats(&out, o, s, "eval_");

@@ -25,14 +25,14 @@ static int64_t turns_of(const uint8_t *mask, int64_t n)
 
 static void add_lengths(struct rollout_stats *s, const struct rollouts *rows)
 {
-    double sum = 0, ended = 0;
+    double sum = 0, ended = 0, all_turns = 0;
     s->shortest = s->ended_shortest = INFINITY;
     for (int64_t i = 0; i < rows->n; i++) {
         const double n = (double)(rows->off[i + 1] - rows->off[i]);
         s->n_cut += rows->truncated[i];
         sum += n;
         const double turns = (double)turns_of(rows->mask + rows->off[i], rows->off[i + 1] - rows->off[i]);
-        s->turns += turns / (double)rows->n;
+        all_turns += turns;
         s->most_turns = fmax(s->most_turns, turns);
         s->shortest = fmin(s->shortest, n);
         s->longest = fmax(s->longest, n);
@@ -43,6 +43,7 @@ static void add_lengths(struct rollout_stats *s, const struct rollouts *rows)
     }
     const int64_t n_ended = rows->n - s->n_cut;
     s->length = sum / (double)rows->n;
+    s->turns = all_turns / (double)rows->n;
     s->cut = (double)s->n_cut / (double)rows->n;
     s->ended_length = n_ended ? ended / (double)n_ended : NAN;
     if (!n_ended) s->ended_shortest = s->ended_longest = NAN;
