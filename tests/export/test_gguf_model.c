@@ -182,7 +182,8 @@ static void each_family(void **state)
                  {"glm4", "glm4moe", 1024},
                  {"minimax_m2", "minimax-m2", 1024},
                  {"lfm2", "lfm2moe", 1024},
-                 {"nemotron_latent", "nemotron_h_moe", 1024}};
+                 {"nemotron_latent", "nemotron_h_moe", 1024},
+                 {"gemma4", "gemma4", 1024}};
     static const char *const types[] = {"f32", "q8_0"};
     for (int i = 0; i < MT_LEN(cases); i++)
         for (int t = 0; t < MT_LEN(types); t++) {
@@ -192,7 +193,7 @@ static void each_family(void **state)
             const char *dir = exported(&g, config, case_path(name, "adapter_final"), types[t]);
             assert_keys(&g, cases[i].arch, gguf_tensor(&g, "token_embd.weight")->shape[0]);
             assert_type(&g, "blk.0.attn_norm.weight", GGML_F32);
-            if (!t) assert_type(&g, "blk.1.ffn_up_exps.weight", GGML_F32);
+            if (!t) assert_type(&g, "blk.1.ffn_down_exps.weight", GGML_F32);
             if (t && !i) assert_type(&g, "blk.1.ffn_up_exps.weight", GGML_MXFP4);
             if (t && !i) assert_type(&g, "blk.1.attn_q.weight", GGML_Q8_0);
             gguf_close(&g);
@@ -315,7 +316,7 @@ static void changed_files(void **state)
 static void refusals(void **state)
 {
     (void)state;
-    static const char *const families[] = {"gemma4", "deepseek_v4"};
+    static const char *const families[] = {"deepseek_v4"};
     for (int i = 0; i < MT_LEN(families); i++) {
         const char *config = config_of(case_path(families[i], ""), case_path("case_a", "eval.jsonl"));
         assert_int_equal(RUN("export", config, "--to", "gguf-model", "--adapter", case_path("case_a", "adapter_final")),
@@ -438,6 +439,62 @@ static void nemotron(void **state)
     if (arch_load(a, case_path("nemotron", ""), &err)) fail_msg("%s", err.msg);
     refuse_arch(a, "dense layers");
     test_free(a);
+}
+
+/* The kinds of attention have other sizes; llama.cpp has 1 / sqrt(D) of the router's scale in its code. */
+static void gemma(void **state)
+{
+    (void)state;
+    static const char *const keys[][2] = {{"attention.sliding_window_pattern", "1 0 0"},
+                                          {"attention.sliding_window", "8"},
+                                          {"attention.key_length_swa", "16"},
+                                          {"rope.dimension_count_swa", "16"},
+                                          {"embedding_length_per_layer_input", "0"}};
+    struct err err;
+    struct gguf_items list;
+    float rope[64];
+    int found = 0;
+    struct arch *a = test_malloc(sizeof(*a));
+    if (arch_load(a, case_path("gemma4", ""), &err) || gguf_items_check(a, &err)) fail_msg("%s", err.msg);
+    assert_values(a, keys, MT_LEN(keys));
+    const int64_t n = a->attn[0].head_dim / 2;
+    gguf_items_rope(a, rope);
+    for (int64_t i = 0; i < n; i++) assert_true(i < n / 4 ? rope[i] <= 1 && rope[i] >= 1 : rope[i] > 1e29f);
+    gguf_items_list(&list, a, GGML_F32);
+    for (int64_t i = 0; i < list.n; i++) {
+        const struct gguf_item *item = &list.items[i];
+        const float two = 2, root = sqrtf((float)a->d_model);
+        float out[2] = {0};
+        if (strcmp(item->name, "blk.0.ffn_gate_inp.scale")) continue;
+        struct gguf_item one = *item;
+        one.n_col = 1;
+        gguf_items_vector(&one, false, &out[0], &two);
+        gguf_items_vector(&one, true, &out[1], &out[0]);
+        assert_float_equal(out[0], 2 * root, 1e-5);
+        assert_float_equal(out[1], 2, 1e-6);
+        found++;
+    }
+    assert_int_equal(found, 1);
+    gguf_items_free(&list);
+    a->rope[a->attn[0].rope].n_pair = 0;
+    refuse_arch(a, "rope_parameters");
+    test_free(a);
+}
+
+/* A changed value of rope_freqs, which has no weight of the model, is found. */
+static void changed_rope(void **state)
+{
+    (void)state;
+    struct gguf g;
+    const char *config = config_of(case_path("gemma4", ""), case_path("gemma4", "eval.jsonl"));
+    const char *adapter = case_path("gemma4", "adapter_final"), *dir = exported(&g, config, adapter, "f32");
+    const int64_t at = (const uint8_t *)gguf_tensor(&g, "rope_freqs.weight")->data - g.map.data;
+    FILE *f = fopen(path_in(dir, "model.gguf"), "r+b");
+    assert_true(f && !fseek(f, (long)at, SEEK_SET) && fputc(1, f) != EOF && !fclose(f));
+    assert_int_equal(
+        RUN("export", config, "--to", "gguf-model", "--quantize", "f32", "--adapter", adapter, "--verify", dir), 1);
+    assert_says(said.err, "rope_freqs.weight has other values");
+    gguf_close(&g);
 }
 
 /* ---- gated DeltaNet */
@@ -597,7 +654,8 @@ static void tokenizers(void **state)
         const char *family, *file, *name; /* NULL: refused */
     } rows[] = {{"qwen3_moe", "glm4", "glm4"},     {"lfm2_moe", "glm4", "lfm2"},
                 {"qwen3_moe", "qwen35", "qwen35"}, {"qwen3_moe", "deepseek", "deepseek-v3"},
-                {"qwen3_moe", "splits", NULL},     {"qwen3_moe", "metaspace", NULL}};
+                {"qwen3_moe", "splits", NULL},     {"qwen3_moe", "metaspace", NULL},
+                {"gemma4", "gemma", "gemma4"}};
     struct arch *a = test_malloc(sizeof(*a));
     struct err err;
     if (arch_load(a, case_path("qwen3", ""), &err)) fail_msg("%s", err.msg);
@@ -617,8 +675,17 @@ static void tokenizers(void **state)
         const int rc = gguf_tokenizer_put(&m, &model, &err);
         assert_int_equal(rc, rows[i].name ? 0 : -1);
         if (rc) assert_says(err.msg, "llama.cpp has no name for this tokenizer that moetrain knows");
-        for (int64_t k = 0; k < m.n; k++)
-            if (!strcmp(m.values[k].key, "tokenizer.ggml.pre")) assert_string_equal(m.values[k].text, rows[i].name);
+        const bool gemma = !strcmp(rows[i].file, "gemma"); /* the name is that of the model; <0x41> is a byte */
+        int found = 0;
+        for (int64_t k = 0; k < m.n; k++) {
+            const struct gguf_value *v = &m.values[k];
+            found += !strcmp(v->key, gemma ? "tokenizer.ggml.model" : "tokenizer.ggml.pre") && rows[i].name &&
+                     !strcmp(v->text, rows[i].name);
+            if (gemma && !strcmp(v->key, "tokenizer.ggml.add_bos_token")) assert_true(v->u32);
+            if (gemma && !strcmp(v->key, "tokenizer.ggml.token_type"))
+                assert_true(((const int32_t *)v->array)[2] == 6 && ((const int32_t *)v->array)[258] == 1);
+        }
+        assert_int_equal(found, rows[i].name != NULL);
         if (!rc) assert_string_equal(m.values[m.n - 1].key, "tokenizer.chat_template");
         gguf_meta_close(&m);
     }
@@ -639,6 +706,8 @@ int test_gguf_model(void)
         cmocka_unit_test(other_models),
         cmocka_unit_test(lfm2),
         cmocka_unit_test(nemotron),
+        cmocka_unit_test(gemma),
+        cmocka_unit_test(changed_rope),
         cmocka_unit_test(deltanet),
         cmocka_unit_test(deltanet_refused),
         cmocka_unit_test(tokenizers),

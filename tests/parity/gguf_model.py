@@ -28,7 +28,8 @@ from llama_peer import load_peer
 NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
          "minimax_m2": "minimax-m2", "glm4_moe": "glm4moe",
          "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2", "lfm2_moe": "lfm2moe",
-         "qwen3_next": "qwen3next", "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe"}
+         "qwen3_next": "qwen3next", "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe",
+         "gemma4_text": "gemma4"}
 
 
 def tensors_of(path):
@@ -98,9 +99,26 @@ def mamba(w, name):
     return w.flatten() if name.endswith((".D", "mixer.norm.weight")) else w
 
 
+def scale_of_gemma(t, prefix, name):
+    """A tensor of Gemma-4 for which the gguf package has no name, or None."""
+    ends = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+            "layer_scalar": "layer_output_scale.weight", "router.proj.weight": "ffn_gate_inp.weight",
+            "experts.gate_up_proj": "ffn_gate_up_exps.weight"}
+    found = next((value for end, value in ends.items() if name.endswith(end)), None)
+    return t.pop(f"{prefix}.{found}") if found else None
+
+
+def check_rope(t, config):
+    """Proportional RoPE: the first pairs rotate, the others almost not."""
+    freqs = t.pop("rope_freqs.weight")
+    n = int(config.rope_parameters["full_attention"]["partial_rotary_factor"] * len(freqs))
+    if (freqs[:n] != 1).any() or (freqs[n:] < 1e29).any():
+        sys.exit(f"rope_freqs: {freqs}")
+
+
 def load(model, path):
     """Fills the parameters of a model of transformers; every tensor of the file is used."""
-    config = model.config
+    config = model.config.get_text_config()
     kind = config.model_type
     arch = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == NAMES[kind])
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -108,7 +126,11 @@ def load(model, path):
     state = {}
     for name, have in list(model.named_parameters()) + list(model.named_buffers()):
         prefix = "blk." + name.split(".layers.")[1].split(".")[0] if ".layers." in name else ""
-        if name.endswith("experts.gate_up_proj"):
+        if "vision" in name:
+            continue
+        if kind == "gemma4_text" and (given := scale_of_gemma(t, prefix, name)) is not None:
+            w = given
+        elif name.endswith("experts.gate_up_proj"):
             w = fused(t, prefix, "weight", oss)
         elif name.endswith("experts.gate_up_proj_bias"):
             w = fused(t, prefix, "bias", oss)
@@ -122,7 +144,7 @@ def load(model, path):
             w = t.pop(prefix + ".exp_probs_b.bias")
         elif name.endswith("conv.conv.weight"):
             w = t.pop(prefix + ".shortconv.conv.weight")[:, None]
-        elif name.endswith("inv_freq"):
+        elif name.endswith(("inv_freq", "embed_scale")):
             continue
         elif ".linear_attn." in name:
             w = delta_net(t, prefix, name.split(".linear_attn.")[1], config)
@@ -132,7 +154,7 @@ def load(model, path):
             keys, values = t.pop(prefix + ".attn_k_b.weight"), t.pop(prefix + ".attn_v_b.weight")
             w = torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
         else:
-            wanted = name + ".weight" if name.endswith("sinks") else name
+            wanted = (name + ".weight" if name.endswith("sinks") else name).replace("language_model.", "")
             if kind == "nemotron_h":  # the names of published checkpoints
                 wanted = name.replace("model.", "backbone.").replace("dt_bias", "dt.bias")
             found = names.get_name(wanted, try_suffixes=(".weight", ".bias"))
@@ -152,7 +174,10 @@ def load(model, path):
         if w.shape != have.shape:
             sys.exit(f"{name}: {tuple(w.shape)} instead of {tuple(have.shape)}")
         state[name] = w
-    if config.tie_word_embeddings and torch.equal(t["output.weight"], state["model.embed_tokens.weight"]):
+    if kind == "gemma4_text":
+        check_rope(t, config)
+    embed = next(w for name, w in state.items() if name.endswith("embed_tokens.weight"))
+    if config.tie_word_embeddings and torch.equal(t["output.weight"], embed):
         del t["output.weight"]
     if t:
         sys.exit(f"tensors that transformers has not: {sorted(t)}")

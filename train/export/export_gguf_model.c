@@ -186,6 +186,7 @@ static int put_of_layer(struct model_file *f, const struct gguf_item *item, cons
         return proj->quant.format.bits ? put_trained(f, item, proj, err) : put_matrix(f, item, &proj->w, err);
     case GGUF_BIAS: return put_bias(f, item, proj->bias, err);
     case GGUF_ROUTER: return put_matrix(f, item, at, err);
+    case GGUF_NUMBER: return put(f, at, sizeof(float), err);
     default: return put_vector(f, item, *(const struct tensor *)at, err);
     }
 }
@@ -229,12 +230,22 @@ static int reserve(struct model_file *f, struct err *err)
                : 0;
 }
 
+static int put_rope(struct model_file *f, const struct gguf_item *item, struct err *err)
+{
+    float *out = mem_array(item->n_col, sizeof(*out));
+    gguf_items_rope(&f->x->run.arch, out);
+    const int rc = put(f, out, item->n_col * 4, err);
+    mem_free(out);
+    return rc;
+}
+
 static int put_ends(struct model_file *f, const struct gguf_item *item, struct err *err)
 {
     const struct weights_source from = source_of(f->x);
     struct weight w;
     struct tensor norm;
     struct hyper hyper;
+    if (item->kind == GGUF_ROPE) return put_rope(f, item, err);
     arena_release(&f->dev.weights, 0);
     if (item->kind == GGUF_EMBED)
         return weights_load_embed(&w, &f->dev, &from, err) || put_matrix(f, item, &w, err) ? -1 : 0;

@@ -5,6 +5,16 @@
 #include "train/export/verify.h"
 #include "train/gguf/ggml_blocks.h"
 
+static int check_rope(const struct merged *m, const struct gguf_tensor *t)
+{
+    const int64_t bytes = t->shape[0] * 4;
+    float *want = mem_alloc(bytes);
+    gguf_items_rope(&m->arch, want);
+    const int rc = memcmp(want, t->data, (size_t)bytes);
+    mem_free(want);
+    return rc;
+}
+
 /* The tensors are those that the writer lists, in any order. */
 static int check_tensors(const struct merged *m, const char *path, struct err *err)
 {
@@ -20,6 +30,8 @@ static int check_tensors(const struct merged *m, const char *path, struct err *e
                            "%s: tensor %s has another type: verify with the --quantize that wrote this export "
                            "(without it q8_0)",
                            path, want.name);
+        if (m->items.items[i].kind == GGUF_ROPE && check_rope(m, t))
+            return err_set(err, "%s: tensor %s has other values", path, want.name);
     }
     return 0;
 }
@@ -122,7 +134,7 @@ void merged_read_layer(const struct merged *m, struct device *dev, struct layer_
         } else if (!dev->dry_run && item->kind == GGUF_BIAS) {
             read_bias(m, item, proj->bias.data);
         } else if (!dev->dry_run) {
-            read_vector(m, item, ((struct tensor *)at)->data);
+            read_vector(m, item, item->kind == GGUF_NUMBER ? at : ((struct tensor *)at)->data);
         }
     }
 }

@@ -1,5 +1,5 @@
 /* gguf_items.c - the tensors of each family. Source: llama.cpp, src/models/{openai-moe,qwen3moe,olmoe,llama,
- * minimax-m2,glm4-moe,deepseek2,lfm2,qwen3next,qwen35moe,nemotron-h}.cpp: load_arch_tensors for the names,
+ * minimax-m2,glm4-moe,deepseek2,lfm2,qwen3next,qwen35moe,nemotron-h,gemma4}.cpp: load_arch_tensors for the names,
  * build_arch_graph for values that its code fixes. */
 #include "train/gguf/gguf_items.h"
 
@@ -30,6 +30,7 @@ static const struct family families[] = {
     {"lfm2_moe", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, true},
     {"qwen3_next", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
     {"qwen3_5_moe", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
+    {"gemma4", "ffn_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
     {"nemotron_h", "attn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, false},
 };
 
@@ -69,6 +70,7 @@ static bool has_usual_yarn(const struct rope_arch *r)
     return !r->width || !r->yarn || fabs(r->attention_factor - usual) < 1e-6;
 }
 
+static bool is_gemma(const struct arch *a) { return !strcmp(a->family, "gemma4"); }
 static bool is_lfm2(const struct arch *a) { return !strcmp(a->family, "lfm2_moe"); }
 
 /* Refuses LFM2 models whose settings differ from those that llama.cpp assumes without a key. */
@@ -106,6 +108,15 @@ static int check_mamba(const struct arch *a, struct err *err)
     return a->mamba.dt_min > 0.001 ? differs("steps of Mamba-2 (time_step_min)", err) : 0;
 }
 
+/* Refuses Gemma-4 models whose settings differ from those that llama.cpp assumes without a key. */
+static int check_gemma(const struct arch *a, struct err *err)
+{
+    const struct rope_arch *full = &a->rope[a->attn[0].rope], *window = &a->rope[a->attn[1].rope];
+    if (!full->n_pair || window->n_pair || window->factor != 1 || window->yarn)
+        return differs("rotary embeddings (rope_parameters)", err);
+    return a->attn_bias || a->out_bias ? differs("biases (attention_bias)", err) : 0;
+}
+
 int gguf_items_check(const struct arch *a, struct err *err)
 {
     const struct family *f = family_of(a);
@@ -113,13 +124,15 @@ int gguf_items_check(const struct arch *a, struct err *err)
         return err_set(
             err,
             "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite, "
-            "deepseek_v3, lfm2_moe, qwen3_next, qwen3_5_moe and nemotron_h, not %s: export merged-bf16 and convert it "
+            "deepseek_v3, lfm2_moe, qwen3_next, qwen3_5_moe, nemotron_h and gemma4, not %s: export merged-bf16 and "
+            "convert it "
             "with "
             "llama.cpp's convert_hf_to_gguf.py",
             a->family);
     if (is_lfm2(a) && check_lfm2(a, err)) return -1;
     if (a->delta.shape.n_key && check_delta(a, err)) return -1;
     if (a->mamba.n_head && check_mamba(a, err)) return -1;
+    if (is_gemma(a) && check_gemma(a, err)) return -1;
     const bool either = f->router == ROUTER_SIGMOID_CHOSEN && a->router.kind == ROUTER_SIGMOID; /* a key says which */
     if (a->router.kind != f->router && !either) return differs("weights of the chosen experts (norm_topk_prob)", err);
     if (a->qk_norm != f->qk_norm && a->qk_norm != f->other_norm) return differs("norms of queries and keys", err);
@@ -127,7 +140,7 @@ int gguf_items_check(const struct arch *a, struct err *err)
         return differs("latent attention (q_lora_rank, rope_interleave, attention_bias)", err);
     for (int k = 0; k < ATTN_KINDS; k++)
         if (!has_usual_yarn(&a->rope[k])) return differs("factors of YaRN (mscale, attention_factor)", err);
-    if (!has_windows(a, f)) return differs("sliding windows", err);
+    if (!is_gemma(a) && !has_windows(a, f)) return differs("sliding windows", err);
     if (!has_dense_first(a, f)) return differs("dense layers", err);
     if (!strcmp(f->name, "gpt_oss") && !(a->expert_bias && a->router_bias && a->sinks && a->out_bias))
         return differs("biases", err);
@@ -189,6 +202,21 @@ static void add_delta(struct gguf_items *list, int64_t layer, const struct arch 
     VECTOR(list, layer, deltanet.norm, s->value_dim, "ssm_norm", ".weight");
 }
 
+/* llama.cpp multiplies the router's scale by 1 / sqrt(D), memory has the product. */
+static void add_gemma(struct gguf_items *list, int64_t layer, const struct arch *a)
+{
+    VECTOR(list, layer, mixer_post, a->d_model, "post_attention_norm", ".weight");
+    VECTOR(list, layer, ffn_post, a->d_model, "post_ffw_norm", ".weight");
+    VECTOR(list, layer, parallel.dense_post, a->d_model, "post_ffw_norm_1", ".weight");
+    VECTOR(list, layer, parallel.routed, a->d_model, "pre_ffw_norm_2", ".weight");
+    VECTOR(list, layer, parallel.routed_post, a->d_model, "post_ffw_norm_2", ".weight");
+    VECTOR(list, layer, parallel.gate_scale, a->n_exp, "ffn_down_exps", ".scale");
+    VECTOR(list, layer, parallel.router, a->d_model, "ffn_gate_inp", ".scale");
+    list->items[list->n - 1].factor = sqrtf((float)a->d_model);
+    VECTOR(list, layer, scale, 1, "layer_output_scale", ".weight");
+    list->items[list->n - 1].kind = GGUF_NUMBER;
+}
+
 /* Adds a vector as a matrix with n_row rows. */
 static void add_split(struct gguf_items *list, int64_t layer, size_t at, int64_t n_row, int64_t n, const char *name,
                       const char *end)
@@ -245,7 +273,7 @@ static void add_kv_b(struct gguf_items *list, const struct arch *a, struct gguf_
 static const char *matrix_name(const struct arch *a, enum lora_target t)
 {
     switch (t) {
-    case LORA_UP: return "ffn_up_exps"; /* without a gate */
+    case LORA_UP: return gguf_names_fused(a) ? "ffn_gate_up_exps" : "ffn_up_exps"; /* fused, or without a gate */
     case LORA_DOWN: return "ffn_down_exps";
     case LORA_Q_A: return "attn_q_a";
     case LORA_Q_B: return "attn_q_b";
@@ -297,7 +325,7 @@ static void add_product(struct gguf_items *list, const struct arch *a, int64_t l
         item.target = t;
         item.n_from = item.n_row = p->rows[k];
         item.rows = GGUF_ROWS_ALL;
-        if (t == LORA_UP && glu_gated(&a->glu)) {
+        if (t == LORA_UP && glu_gated(&a->glu) && !gguf_names_fused(a)) {
             item.n_row /= 2;
             item.rows = a->glu.interleaved ? GGUF_ROWS_EVEN : GGUF_ROWS_ALL;
             add_rows(list, item, "ffn_gate_exps", bias);
@@ -351,6 +379,7 @@ static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, 
     if (conv) add_conv(list, l, a);
     if (a->mixer[l] == &mixer_deltanet) add_delta(list, l, a);
     if (a->mixer[l] == &mixer_mamba) add_mamba(list, l, a);
+    if (is_gemma(a)) add_gemma(list, l, a);
     if (a->qk_norm != QK_NORM_NONE && a->mixer[l] == &mixer_attention) {
         VECTOR(list, l, attention.q_norm, (whole ? h->n_head : 1) * h->head_dim, "attn_q_norm", ".weight");
         VECTOR(list, l, attention.k_norm, (whole ? h->n_kv : 1) * h->head_dim, "attn_k_norm", ".weight");
@@ -384,6 +413,15 @@ void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_ty
                               .type = type_of(matrices, a->d_model)};
     *list = (struct gguf_items){.n = 0};
     add(list, table, "token_embd", ".weight");
+    if (is_gemma(a))
+        add(list,
+            (struct gguf_item){.kind = GGUF_ROPE,
+                               .layer = -1,
+                               .target = LORA_TARGETS,
+                               .n_exp = 1,
+                               .n_row = 1,
+                               .n_col = a->attn[0].head_dim / 2},
+            "rope_freqs", ".weight");
     for (int64_t l = 0; l < a->n_layer; l++) add_layer(list, a, l, matrices);
     add(list,
         (struct gguf_item){
@@ -397,6 +435,12 @@ void gguf_items_free(struct gguf_items *list)
 {
     mem_free(list->items);
     *list = (struct gguf_items){.n = 0};
+}
+
+void gguf_items_rope(const struct arch *a, float *out)
+{
+    const struct rope_arch *r = &a->rope[a->attn[0].rope];
+    for (int64_t i = 0; i < a->attn[0].head_dim / 2; i++) out[i] = i < r->n_pair ? (float)r->factor : 1e30f;
 }
 
 int64_t gguf_items_row(const struct gguf_item *item, int64_t i)
@@ -450,15 +494,21 @@ void gguf_items_columns(const struct gguf_item *item, bool back, int64_t n_row, 
     mem_free(from);
 }
 
+/* A value of memory for the file, or back. */
+static float vector_value(const struct gguf_item *item, bool back, float v)
+{
+    const float factor = item->factor != 0 ? item->factor : 1;
+    if (item->decay) return back ? logf(-v) : -expf(v);
+    return back ? v / factor : v * factor;
+}
+
 void gguf_items_vector(const struct gguf_item *item, bool back, float *to, const float *from)
 {
     const int64_t n_row = item->n_row > 1 ? item->n_row : item->n_col, n_col = item->n_row > 1 ? item->n_col : 1;
     for (int64_t i = 0; i < n_row; i++) {
         const int64_t memory = gguf_items_row(item, i);
-        for (int64_t k = 0; k < n_col; k++) {
-            const float v = from[(back ? i : memory) * n_col + k];
-            to[(back ? memory : i) * n_col + k] = !item->decay ? v : back ? logf(-v) : -expf(v);
-        }
+        for (int64_t k = 0; k < n_col; k++)
+            to[(back ? memory : i) * n_col + k] = vector_value(item, back, from[(back ? i : memory) * n_col + k]);
     }
 }
 
@@ -466,7 +516,8 @@ void gguf_items_vector(const struct gguf_item *item, bool back, float *to, const
 struct gguf_tensor gguf_items_tensor(const struct gguf_item *item)
 {
     struct gguf_tensor t = {.name = item->name, .type = item->type};
-    const bool vector = item->kind == GGUF_VECTOR || item->kind == GGUF_NORM || item->kind == GGUF_ROUTER;
+    const bool vector = item->kind == GGUF_VECTOR || item->kind == GGUF_NUMBER || item->kind == GGUF_NORM ||
+                        item->kind == GGUF_ROUTER || item->kind == GGUF_ROPE;
     if (item->kind == GGUF_MATRIX && lora_target_is_stack(item->target)) t.shape[t.ndim++] = item->n_exp;
     if (item->part) {
         const bool keys = item->rows == GGUF_ROWS_KEYS;

@@ -7,8 +7,19 @@
 #include "model/weights.h"
 
 /* Where an item's values are. GGUF_MATRIX, GGUF_BIAS: in a struct proj of struct layer_weights; GGUF_ROUTER: in a
- * struct weight; GGUF_VECTOR: in a struct tensor. Items of other kinds do not belong to a layer. */
-enum gguf_kind { GGUF_EMBED, GGUF_MATRIX, GGUF_BIAS, GGUF_ROUTER, GGUF_VECTOR, GGUF_NORM, GGUF_HEAD };
+ * struct weight; GGUF_VECTOR: in a struct tensor; GGUF_NUMBER: a float. Items of other kinds do not belong to a layer;
+ * GGUF_ROPE has gguf_items_rope. */
+enum gguf_kind {
+    GGUF_EMBED,
+    GGUF_MATRIX,
+    GGUF_BIAS,
+    GGUF_ROUTER,
+    GGUF_VECTOR,
+    GGUF_NUMBER,
+    GGUF_NORM,
+    GGUF_HEAD,
+    GGUF_ROPE
+};
 /* Which rows of a matrix an item has. ROTATED: all, with the two halves of each head interleaved. KEYS, VALUES: those
  * rows of kv_b, in which each head has rows of keys, then rows of values. The file has a matrix per head; matrices of
  * keys are transposed. HEADS: all, with value heads of gated DeltaNet in the order of gguf_names_value_row. STORED:
@@ -43,6 +54,7 @@ struct gguf_item {
     struct delta_shape delta; /* heads of gated DeltaNet, if rows or columns of the item are its value heads */
     bool columns;             /* the value heads are columns, not rows */
     bool decay;               /* the file has -exp(v) of values v in memory */
+    float factor;             /* the file has the values of a vector times this factor; 0: unchanged */
 };
 struct gguf_items {
     struct gguf_item *items;
@@ -58,6 +70,8 @@ int64_t gguf_items_interval(const struct arch *a);
  * F16. */
 void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_type matrices);
 void gguf_items_free(struct gguf_items *list);
+/* Sets out [head_dim / 2]: by what llama.cpp divides the frequency of every pair of a layer with proportional RoPE. */
+void gguf_items_rope(const struct arch *a, float *out);
 /* Returns the type of a product's matrices, where `matrices` was asked for. */
 enum ggml_type gguf_items_type(const struct arch *a, const struct product *p, enum ggml_type matrices);
 /* The row of the target that is row i of the item. With item.first added, it is the row of the matrix in memory. */
@@ -67,7 +81,7 @@ int64_t gguf_items_adapter_row(const struct gguf_item *item, int64_t i);
 /* Moves the columns of n_row rows of an item with `columns` for the file, or back; transposes all rows of an item with
  * GGUF_ROWS_KEYS. */
 void gguf_items_columns(const struct gguf_item *item, bool back, int64_t n_row, float *values);
-/* Copies the values of a GGUF_VECTOR for the file, or back. */
+/* Copies the values of a GGUF_VECTOR or GGUF_NUMBER for the file, or back. */
 void gguf_items_vector(const struct gguf_item *item, bool back, float *to, const float *from);
 struct gguf_tensor gguf_items_tensor(const struct gguf_item *item); /* its name is the item's */
 

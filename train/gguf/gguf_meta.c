@@ -96,29 +96,35 @@ static void put_experts(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".expert_shared_count", a->mamba.n_head ? 1 : a->d_shared / a->d_ff);
 }
 
-/* Puts a number for each layer: value where `has`, else 0; as one number if all layers have it. */
+/* Puts a number for each layer; one number if it is the same in all layers. */
 static void put_by_layer(struct gguf_meta *m, const char *key, const struct arch *a,
-                         bool (*has)(const struct arch *a, int64_t layer), int64_t value)
+                         int64_t (*of)(const struct arch *a, int64_t layer))
 {
     int32_t *n = gguf_meta_own(m, mem_array(a->n_layer, sizeof(*n)));
-    bool all = true;
+    bool same = true;
     for (int64_t l = 0; l < a->n_layer; l++) {
-        n[l] = has(a, l) ? (int32_t)value : 0;
-        all = all && n[l];
+        n[l] = (int32_t)of(a, l);
+        same = same && n[l] == n[0];
     }
-    if (all)
-        gguf_meta_u32(m, key, value);
+    if (same)
+        gguf_meta_u32(m, key, n[0]);
     else
         gguf_meta_array(m, key, GGUF_I32, a->n_layer, n);
 }
 
-static bool has_ffn(const struct arch *a, int64_t layer) { return a->ffn[layer]; }
+static int64_t ffn_width(const struct arch *a, int64_t layer)
+{
+    return !a->ffn[layer] ? 0 : a->d_dense && !a->mamba.n_head ? a->d_dense : a->d_ff;
+}
 
 /* llama.cpp recognises layers with a convolution or a state space, and layers without a mixer, by 0 key heads. */
-static bool has_keys(const struct arch *a, int64_t layer)
+static int64_t key_heads(const struct arch *a, int64_t layer)
 {
-    return a->mixer[layer] && a->mixer[layer] != &mixer_shortconv && a->mixer[layer] != &mixer_mamba;
+    const bool none = !a->mixer[layer] || a->mixer[layer] == &mixer_shortconv || a->mixer[layer] == &mixer_mamba;
+    return none ? 0 : arch_attn(a, layer)->n_kv;
 }
+
+static int64_t has_window(const struct arch *a, int64_t layer) { return arch_attn(a, layer)->window != 0; }
 
 static void put_heads(struct gguf_meta *m, const struct attn_arch *h)
 {
@@ -165,24 +171,45 @@ static void put_mamba(struct gguf_meta *m, const struct mamba_arch *a)
     gguf_meta_u32(m, ".ssm.inner_size", a->n_head * a->head_dim);
 }
 
+/* Layers with full attention have other heads and rotary embeddings than those with a window. */
+static void put_gemma(struct gguf_meta *m, const struct arch *a)
+{
+    const struct attn_arch *full = &a->attn[0], *window = &a->attn[1];
+    gguf_meta_u32(m, ".attention.key_length_swa", window->head_dim);
+    gguf_meta_u32(m, ".attention.value_length_swa", window->head_dim);
+    gguf_meta_u32(m, ".attention.sliding_window", window->window);
+    put_by_layer(m, ".attention.sliding_window_pattern", a, has_window);
+    gguf_meta_u32(m, ".attention.shared_kv_layers", 0);
+    gguf_meta_u32(m, ".embedding_length_per_layer_input", 0);
+    gguf_meta_f32(m, ".final_logit_softcapping", (double)a->logit_cap);
+    gguf_meta_f32(m, ".rope.freq_base", a->rope[full->rope].theta);
+    gguf_meta_f32(m, ".rope.freq_base_swa", a->rope[window->rope].theta);
+    gguf_meta_u32(m, ".rope.dimension_count", full->head_dim);
+    gguf_meta_u32(m, ".rope.dimension_count_swa", a->rope[window->rope].width);
+}
+
 static void put_sizes(struct gguf_meta *m, const struct arch *a)
 {
-    const struct attn_arch *h = arch_attn(a, 0);
+    const bool gemma = a->names->layer_scale != NULL;
+    const struct attn_arch *h = gemma ? &a->attn[0] : arch_attn(a, 0);
     gguf_meta_u32(m, ".block_count", a->n_layer);
     gguf_meta_u32(m, ".context_length", a->max_len);
     gguf_meta_u32(m, ".embedding_length", a->d_model);
-    put_by_layer(m, ".feed_forward_length", a, has_ffn, a->d_dense && !a->mamba.n_head ? a->d_dense : a->d_ff);
+    put_by_layer(m, ".feed_forward_length", a, ffn_width);
     gguf_meta_u32(m, ".attention.head_count", h->n_head);
     if (a->mla.kv_lora) {
         put_latent(m, &a->mla);
     } else {
-        put_by_layer(m, ".attention.head_count_kv", a, has_keys, h->n_kv);
+        put_by_layer(m, ".attention.head_count_kv", a, key_heads);
         put_heads(m, h);
     }
     gguf_meta_f32(m, ".attention.layer_norm_rms_epsilon", (double)a->norm.eps);
     gguf_meta_u32(m, ".vocab_size", a->vocab);
     if (h->window) gguf_meta_u32(m, ".attention.sliding_window", h->window);
-    put_rope(m, &a->rope[h->rope]);
+    if (gemma)
+        put_gemma(m, a);
+    else
+        put_rope(m, &a->rope[h->rope]);
     put_experts(m, a);
     if (a->conv.n_tap) gguf_meta_u32(m, ".shortconv.l_cache", a->conv.n_tap);
     if (a->delta.shape.n_key) put_delta(m, a);

@@ -1,6 +1,6 @@
-/* gguf_tokenizer.c - tokenizer.json as keys. Only byte-level BPE, which llama.cpp calls "gpt2". A GGUF names the
- * pre-tokenizer instead of its regular expressions. Source: llama.cpp, conversion/base.py (get_vocab_base),
- * src/llama-vocab.cpp. */
+/* gguf_tokenizer.c - tokenizer.json as keys. Byte-level BPE, which llama.cpp calls "gpt2", and Gemma's BPE of
+ * characters, "gemma4". A GGUF names the pre-tokenizer instead of its regular expressions. Source: llama.cpp,
+ * conversion/base.py (get_vocab_base), src/llama-vocab.cpp. */
 #include "train/gguf/gguf_tokenizer.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 
-enum { NORMAL = 1, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 }; /* types of tokens */
+enum { NORMAL = 1, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 }; /* types of tokens */
 #define FILE_MAX ((int64_t)256 << 20)
 
 /* The first regular expression of each pre-tokenizer; glm4 and llama-bpe have the same one. */
@@ -36,6 +36,7 @@ struct words {
     const char **tokens; /* [n] */
     int32_t *types;
     int64_t n;
+    bool bytes; /* <0x41> is a byte */
 };
 
 static int put_token(const struct words *w, int64_t id, const char *text, int32_t type, struct json j, struct err *err)
@@ -51,8 +52,11 @@ static int put_vocab(const struct words *w, struct json vocab, struct err *err)
     const char *text;
     struct json value;
     int64_t id;
-    for (int64_t i = 0; json_member(vocab, i, &text, &value); i++)
-        if (json_i64(value, 0, INT32_MAX, &id, err) || put_token(w, id, text, NORMAL, value, err)) return -1;
+    unsigned byte;
+    for (int64_t i = 0; json_member(vocab, i, &text, &value); i++) {
+        const int32_t type = w->bytes && strlen(text) == 6 && sscanf(text, "<0x%2X>", &byte) == 1 ? BYTE : NORMAL;
+        if (json_i64(value, 0, INT32_MAX, &id, err) || put_token(w, id, text, type, value, err)) return -1;
+    }
     return 0;
 }
 
@@ -119,14 +123,22 @@ static const char *split_name(struct json pre)
     return NULL;
 }
 
+/* llama.cpp puts U+2581 in place of spaces, and never merges over the start or end of a run of newlines. */
+static bool is_gemma(struct json root)
+{
+    const char *behavior = "";
+    return !json_opt_str(json_find(root, "pre_tokenizer"), "behavior", &behavior, NULL) &&
+           !strcmp(behavior, "MergedWithPrevious"); /* tokenizer_open accepts it with spaces alone */
+}
+
 static int put_model(struct gguf_meta *m, const struct gguf_meta_model *model, struct json root, struct err *err)
 {
     const struct json bpe = json_find(root, "model");
     const char *type = "", *split = split_name(json_find(root, "pre_tokenizer"));
-    bool bytes = false;
     struct words w = {.n = model->arch->vocab};
-    if (json_opt_str(bpe, "type", &type, err) || json_opt_bool(bpe, "byte_fallback", &bytes, err)) return -1;
-    if (strcmp(type, "BPE") || bytes || !split)
+    const bool gemma = is_gemma(root);
+    if (json_opt_str(bpe, "type", &type, err) || json_opt_bool(bpe, "byte_fallback", &w.bytes, err)) return -1;
+    if (strcmp(type, "BPE") || w.bytes != gemma || (!split && !gemma))
         return json_error(
             root, err,
             "llama.cpp has no name for this tokenizer that moetrain knows: export merged-bf16 and convert "
@@ -136,10 +148,10 @@ static int put_model(struct gguf_meta *m, const struct gguf_meta_model *model, s
     if (put_vocab(&w, json_find(bpe, "vocab"), err) || put_added(&w, json_find(root, "added_tokens"), err)) return -1;
     pad(m, &w);
     for (int64_t i = 0; i < w.n; i++) w.tokens[i] = gguf_meta_own(m, mem_strdup(w.tokens[i]));
-    gguf_meta_text(m, "tokenizer.ggml.model", "gpt2");
+    gguf_meta_text(m, "tokenizer.ggml.model", gemma ? "gemma4" : "gpt2");
     /* lfm2 has the same split as glm4, but for the name glm4 llama.cpp removes bos_token */
-    if (!strcmp(model->arch->family, "lfm2_moe") && !strcmp(split, "glm4")) split = "lfm2";
-    gguf_meta_text(m, "tokenizer.ggml.pre", split);
+    if (!strcmp(model->arch->family, "lfm2_moe") && !gemma && !strcmp(split, "glm4")) split = "lfm2";
+    if (!gemma) gguf_meta_text(m, "tokenizer.ggml.pre", split);
     gguf_meta_array(m, "tokenizer.ggml.tokens", GGUF_STRING, w.n, w.tokens);
     gguf_meta_array(m, "tokenizer.ggml.token_type", GGUF_I32, w.n, w.types);
     return put_merges(m, json_find(bpe, "merges"), err);
@@ -161,10 +173,9 @@ static void put_id(struct gguf_meta *m, const char *key, int32_t id)
     if (id >= 0) gguf_meta_u32(m, key, id);
 }
 
-static int put_special(struct gguf_meta *m, const struct gguf_meta_model *model, struct err *err)
+static int put_special(struct gguf_meta *m, const struct gguf_meta_model *model, bool add_bos, struct err *err)
 {
     struct json_doc *doc = NULL;
-    bool add_bos = false;
     int32_t eos = -1;
     struct tokenizer *tok = tokenizer_open(model->dir, err);
     if (!tok) return -1;
@@ -192,8 +203,9 @@ int gguf_tokenizer_put(struct gguf_meta *m, const struct gguf_meta_model *model,
     struct json_doc *doc = json_load_in(model->dir, "tokenizer.json", FILE_MAX, err);
     if (!doc) return -1;
     const int rc = put_model(m, model, json_root(doc), err);
+    const bool gemma = !rc && is_gemma(json_root(doc)); /* llama.cpp adds <bos> in any case */
     json_free(doc);
-    if (rc || put_special(m, model, err)) return -1;
+    if (rc || put_special(m, model, gemma, err)) return -1;
     if (model->chat_template) gguf_meta_text(m, "tokenizer.chat_template", model->chat_template);
     return 0;
 }
