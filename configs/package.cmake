@@ -1,9 +1,10 @@
-# package.cmake - `cmake --build BUILD --target package` writes an archive, a wheel and, with dpkg-shlibdeps, a .deb.
+# package.cmake - `cmake --build BUILD --target package` writes an archive, a wheel and, with dpkg-dev and file, a .deb.
 # CPack includes this file again before it runs each generator, with the variables CPACK_* that the first inclusion set.
 if(NOT DEFINED CPACK_MOETRAIN_SOURCE) # included by CMakeLists.txt
     find_program(shlibdeps dpkg-shlibdeps)
+    find_program(file_program file) # CPack needs it to find the libraries of a .deb
     set(CPACK_GENERATOR External)
-    if(shlibdeps)
+    if(shlibdeps AND file_program)
         list(APPEND CPACK_GENERATOR DEB)
     endif()
     set(CPACK_MOETRAIN_SOURCE ${CMAKE_SOURCE_DIR})

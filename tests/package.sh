@@ -17,6 +17,11 @@ if ! command -v dpkg-query > /dev/null; then
     exit
 fi
 
+# CPack makes a .deb only with both.
+for package in dpkg-dev file; do
+    grep -q "apt-get install .* $package\( \|$\)" "$root/configs/Containerfile" || die "no $package in the container"
+done
+
 # The same files in two folders, created in another order and at another time.
 mkdir -p "$tree"/{a,b}/{bin,share/x} "$tree"/out-{a,b}
 for file in bin/moetrain share/x/1 share/x/2; do echo "$file" > "$tree/a/$file"; done
