@@ -27,6 +27,8 @@ enum { DOCS = 3, MOST_TOK = 512 };
 static const struct sample {
     int32_t prompt, answer;
 } pairs[] = {{4, 3}, {4, 4}}, groups[] = {{2, 2}, {2, 3}, {2, 4}}, chunks[] = {{70, 3}, {70, 66}, {70, 130}};
+/* The shortest prompt that training shares, with a cut of the base for each answer. */
+static const struct sample least[] = {{2 * MT_DELTA_CHUNK + 1, 2}, {2 * MT_DELTA_CHUNK + 1, 1}};
 
 static void make_batch(struct batch *b, const struct sample *docs, int n, int32_t vocab)
 {
@@ -89,6 +91,27 @@ static void check_samples(struct run *r, const struct sample *docs, int n)
     mem_free(grad);
 }
 
+/* A micro-batch whose answers share their prompt needs no more memory than one of whole documents, which plans count.
+ */
+static void check_memory(struct run *r, const struct sample *docs, int n)
+{
+    struct batch b;
+    double *grad = mem_array(r->model.adapters.n_flat, sizeof(*grad));
+    float nll[MOST_TOK];
+    int64_t peak[2];
+    for (int shared = 0; shared < 2; shared++) {
+        make_batch(&b, docs, n, (int32_t)r->arch.vocab);
+        if (shared) prefix_share(&b, n, model_prefixes(&r->arch));
+        assert_int_equal(b.prefix != NULL, shared);
+        r->dev.work.peak = 0;
+        run_batch(r, &b, nll, grad);
+        peak[shared] = r->dev.work.peak;
+        batch_free(&b);
+    }
+    assert_true(peak[1] <= peak[0]);
+    mem_free(grad);
+}
+
 static void losses_and_gradients_are_those_of_whole_documents(void **state)
 {
     (void)state;
@@ -100,6 +123,7 @@ static void losses_and_gradients_are_those_of_whole_documents(void **state)
         check_samples(&r, pairs, 2);
         check_samples(&r, groups, 3);
         check_samples(&r, chunks, 3);
+        check_memory(&r, least, 2);
         run_close(&r);
     }
 }
