@@ -330,7 +330,10 @@ static void commands_without_an_objective(void **state)
         if (RUN("eval", ini, "--generate", "--verifier", "exact", "--tokens", "2")) fail_msg("%s", said.err);
         assert_says(said.out, rows[i]);
         assert_int_equal(RUN("teach", ini), 1);
-        assert_says(said.err, i ? "`label`, a key of preference data" : "`rejected`, a key of preference data");
+        assert_says(said.err,
+                    i ? "keep the rows whose `label` is true" : "data.columns=prompt=prompt,completion=chosen");
+        if (!i && RUN("teach", ini, "--base", "--set", "data.columns=prompt=prompt,completion=chosen"))
+            fail_msg("%s", said.err);
     }
 }
 

@@ -169,6 +169,18 @@ static int write_rows(struct teach *t, const struct dataset *ds, const char *out
     return rc || closed ? -1 : 0;
 }
 
+/* A teacher's rows have one answer for each prompt. */
+static int check_answers(const struct config *cfg, struct err *err)
+{
+    if (cfg->data.answers == DATA_PREFERENCE && !cfg->data.columns[0])
+        return err_set(err, "teach writes one answer for each prompt, and objective.kind reads pairs: for the chosen "
+                            "answers add --set data.columns=prompt=prompt,completion=chosen");
+    if (cfg->data.answers == DATA_LABELLED && !cfg->data.columns[0])
+        return err_set(err, "teach writes answers without labels, and objective.kind = kto reads labels: keep the rows "
+                            "whose `label` is true, remove the key, and add --set objective.kind=sft");
+    return 0;
+}
+
 /* Reads the data without a teacher, because they have no teacher's tokens yet. Then sets distill.teacher = rows, so
  * that the plan includes memory for the likeliest tokens. */
 static int teach(struct teach *t, const struct teach_options *o, struct config *cfg, struct err *err)
@@ -179,7 +191,8 @@ static int teach(struct teach *t, const struct teach_options *o, struct config *
     t->temperature = cfg->distill.temperature;
     const int64_t topk = cfg->distill.topk;
     config_without_teacher(cfg);
-    cfg->data.answers = 0; /* a teacher's rows have no worse answer */
+    if (check_answers(cfg, err)) return -1;
+    cfg->data.answers = 0;
     without_quantisation(cfg);
     if (!o->base && adapter_dir_of(adapter, o->adapter, cfg, "--base", err)) return -1;
     if (str_format(usual, sizeof(usual), err, "output.dir", "%s/%s.jsonl", cfg->output.dir,
