@@ -571,6 +571,128 @@ static void many(void **state)
     stop();
 }
 
+/* ---- more adapters than a pass takes, and than slots ---- */
+
+enum { ADAPTERS = 40, AT_ONCE = 8 };
+
+/* Writes n adapters of different strength: a0, a1, ... in a new folder. */
+static const char *write_adapters(int n)
+{
+    static char folder[MT_PATH];
+    char command[4 * MT_PATH];
+    snprintf(folder, MT_PATH, "%s", scratch_dir());
+    snprintf(command, sizeof(command),
+             "cd '%s' && for i in $(seq 0 %d); do cp -r '%s' a$i && sed -i \"s/\\\"lora_alpha\\\": [0-9.]*/"
+             "\\\"lora_alpha\\\": $((8 * i + 1))/\" a$i/adapter_config.json; done",
+             folder, n - 1, fixture("parity/case_a/adapter_final"));
+    assert_int_equal(system(command), 0);
+    return folder;
+}
+
+static void ask_adapter(struct client *c, int adapter, int tokens, char text[1024])
+{
+    char body[256];
+    snprintf(
+        body, sizeof(body),
+        "{\"model\": \"a%d\", \"prompt\": \"The cat\", \"max_tokens\": %d, \"temperature\": 0, \"ignore_eos\": true}",
+        adapter, tokens);
+    const int status = ask_with(c->reply, "", COMPLETION, body);
+    const char *at = status == 200 ? strstr(c->reply, "\"text\": ") : NULL;
+    const char *end = at ? strstr(at, "\"finish_reason\"") : NULL;
+    snprintf(text, 1024, "%d %.*s", status, end ? (int)(end - at) : 0, at ? at : "");
+}
+
+static int n_adapters, n_clients;
+static char adapter_texts[ADAPTERS][1024];
+
+static void *run_adapters(void *user)
+{
+    struct client *c = user;
+    for (int i = c->number; i < n_adapters; i += n_clients) ask_adapter(c, i, 24, adapter_texts[i]);
+    return NULL;
+}
+
+/* Requests of n adapters at once; returns the number of different texts. Compares with one at a time. */
+static int check_adapters(int n, int n_thread, bool compare)
+{
+    static struct client clients[ADAPTERS];
+    static char want[1024];
+    int n_text = 0;
+    n_adapters = n;
+    n_clients = n_thread;
+    for (int i = 0; i < n_thread; i++) {
+        clients[i] = (struct client){.number = i, .reply = mem_alloc(REPLY)};
+        assert_int_equal(pthread_create(&clients[i].thread, NULL, run_adapters, &clients[i]), 0);
+    }
+    for (int i = 0; i < n_thread; i++) pthread_join(clients[i].thread, NULL);
+    for (int i = 0; i < n; i++) {
+        bool known = false;
+        snprintf(want, sizeof(want), "%s", adapter_texts[i]);
+        assert_int_equal(strncmp(want, "200 ", 4), 0);
+        if (compare) ask_adapter(&clients[0], i, 24, adapter_texts[i]);
+        assert_string_equal(adapter_texts[i], want);
+        for (int k = 0; k < i; k++) known |= !strcmp(adapter_texts[k], want);
+        n_text += !known;
+    }
+    for (int i = 0; i < n_thread; i++) mem_free(clients[i].reply);
+    return n_text;
+}
+
+/* All 40 adapters are in memory and in passes of 8; then with 5 slots, so that adapters replace each other. */
+static void many_adapters(void **state)
+{
+    (void)state;
+    static char first[ADAPTERS][1024];
+    if (!can_serve()) return;
+    const char *folder = write_adapters(ADAPTERS);
+    START("--adapters", folder, "--slots", "40", "--sequences", "40");
+    assert_in_range(check_adapters(ADAPTERS, ADAPTERS, true), 3, ADAPTERS);
+    check_adapters(9, 9, false);
+    check_adapters(17, 17, false);
+    memcpy(first, adapter_texts, sizeof(first));
+    stop();
+    START("--adapters", folder, "--slots", "5", "--sequences", "16");
+    check_adapters(ADAPTERS, AT_ONCE, false);
+    for (int i = 0; i < ADAPTERS; i++) assert_string_equal(adapter_texts[i], first[i]);
+    stop();
+}
+
+/* Clients that keep the only slot in use do not keep another adapter waiting. */
+enum { BUSY = 100 };
+static void *run_busy(void *user)
+{
+    struct client *c = user;
+    for (; c->number < BUSY && !c->text[1][0]; c->number++) ask_adapter(c, 0, 60 + c->number % 29, c->text[0]);
+    return NULL;
+}
+
+static void waits_in_turn(void **state)
+{
+    (void)state;
+    static struct client busy[3];
+    struct client other = {.reply = mem_alloc(REPLY)};
+    char text[1024];
+    if (!can_serve()) return;
+    START("--adapters", write_adapters(2), "--slots", "1", "--sequences", "8");
+    for (int i = 0; i < MT_LEN(busy); i++) {
+        busy[i] = (struct client){.number = 7 * i, .reply = mem_alloc(REPLY)};
+        assert_int_equal(pthread_create(&busy[i].thread, NULL, run_busy, &busy[i]), 0);
+    }
+    wait_for_log("adapter a0 loaded");
+    ask_adapter(&other, 1, 9, text);
+    for (int i = 0; i < MT_LEN(busy); i++) {
+        assert_true(busy[i].number < BUSY);
+        busy[i].text[1][0] = 1; /* enough */
+    }
+    assert_int_equal(strncmp(text, "200 ", 4), 0);
+    for (int i = 0; i < MT_LEN(busy); i++) {
+        pthread_join(busy[i].thread, NULL);
+        mem_free(busy[i].reply);
+    }
+    mem_free(other.reply);
+    stop();
+}
+
 /* An adapter that appears while the server runs. */
 static void appears(void **state)
 {
@@ -611,9 +733,10 @@ static void appears(void **state)
 int test_serve(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts),  cmocka_unit_test(turns), cmocka_unit_test(forms),
-        cmocka_unit_test(errors), cmocka_unit_test(keys),  cmocka_unit_test(hostile),
-        cmocka_unit_test(limits), cmocka_unit_test(many),  cmocka_unit_test(appears),
+        cmocka_unit_test(texts),         cmocka_unit_test(turns),         cmocka_unit_test(forms),
+        cmocka_unit_test(errors),        cmocka_unit_test(keys),          cmocka_unit_test(hostile),
+        cmocka_unit_test(limits),        cmocka_unit_test(many),          cmocka_unit_test(appears),
+        cmocka_unit_test(many_adapters), cmocka_unit_test(waits_in_turn),
     };
     return cmocka_run_group_tests_name("serve", tests, NULL, NULL);
 }

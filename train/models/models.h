@@ -29,6 +29,7 @@ struct models {
     struct engine *engine; /* set before models_take */
     struct slot *slots;    /* [n_slot] */
     int64_t n_slot, n_use;
+    struct slot *wanted; /* of an adapter that must end, since a request waits for its slot; NULL: none */
 };
 
 /* Adds the base model, the adapters of words (DIR or NAME=DIR), then the adapters below `folder`. */
@@ -47,8 +48,11 @@ bool models_has(const struct served *s);
  * model has this name. */
 struct served *models_find(struct models *m, const char *name);
 
+/* Begins a round of models_take: the waiting requests take in the order of their arrival. */
+void models_round(struct models *m);
 /* Sets *slot to the slot of an adapter, which it loads if it is not in memory; NULL for the base model. 1: no slot is
- * free now; -1: an error. After 0 the caller must call models_release. */
+ * free now, or the slot is wanted by an earlier request of the round; -1: an error. After 0 the caller must call
+ * models_release. */
 int models_take(struct slot **slot, struct models *m, struct served *s, struct err *err) MT_CHECK;
 void models_release(struct slot *slot); /* NULL is fine */
 

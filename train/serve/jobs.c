@@ -341,6 +341,7 @@ void jobs_run(struct jobs *j, const atomic_int *stop)
 {
     while (receive(j, atomic_load(stop))) {
         check_limits(j, atomic_load(stop));
+        models_round(j->models);
         for (struct job *job = j->live; job; job = job->next)
             if (job->state == JOB_WAITS && !job->cancelled) begin(j, job);
         engine_step(j->engine);
