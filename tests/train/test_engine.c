@@ -362,6 +362,27 @@ static void groups_share(void **state)
     run_close(&b.run);
 }
 
+/* Long requests of many groups leave places to short ones, which do not wait until a long one ends. */
+static void short_requests(void **state)
+{
+    (void)state;
+    struct bed b;
+    bed_open(&b, "parity/case_b", NULL);
+    struct engine *e = open_engine(&b, 8, 8 * MAX_LEN);
+    struct sample_group of[16] = {{0}}, other = {0};
+    int64_t n_long = 0, n_short = 0;
+    for (int i = 0; i < MT_LEN(of); i++) add_plain(e, 1, MAX_LEN / 2, &of[i], &n_long);
+    for (int i = 0; i < 5; i++) assert_true(engine_step(e));
+    assert_int_equal(engine_stats(e).n_running, 7);
+    add_plain(e, 1, MAX_LEN / 8, &other, &n_short);
+    while (!n_short) assert_true(engine_step(e));
+    assert_int_equal(n_long, 0);
+    while (engine_step(e)) continue;
+    assert_int_equal(n_long, MT_LEN(of));
+    engine_close(e);
+    run_close(&b.run);
+}
+
 /* The cache has room for the first request and short ones, but not for the second, large one. At most 64 later requests
  * overtake it. */
 static void room_is_used(void **state)
@@ -554,6 +575,7 @@ int test_engine(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_order_gives_the_same),
         cmocka_unit_test(groups_share),
+        cmocka_unit_test(short_requests),
         cmocka_unit_test(room_is_used),
         cmocka_unit_test(scores_prompts),
         cmocka_unit_test(loaded_adapters),

@@ -17,7 +17,7 @@
 enum {
     PASS_TOK = 8192, /* tokens of a pass; longer prompts need further chunks of PLAN_CHUNK tokens each */
     PREFILL_WAIT = 8,
-    SPARE_SEQS = 8,   /* 1 of this number of sequences is reserved for groups that have none */
+    SPARE_SEQS = 8,   /* 1 of this number of sequences is reserved for short requests of groups that have none */
     MOST_PASSED = 64, /* requests that begin before an earlier one, which lacks room */
     MOST_BLOCKED = 8, /* requests without room after which a step looks for no other */
 };
@@ -467,13 +467,14 @@ static bool begin_sample(struct engine *e, struct request *q)
 
 static int64_t sequences_of(const struct request *q) { return q->rules.q.group ? q->rules.q.group->n_seq : 0; }
 
-/* Whether the request must wait because its group already has sequences: the last 1 / SPARE_SEQS of all sequences are
- * for other groups. A further sample of a request that has begun waits only while some sample runs, so that it cannot
- * wait for ever. */
+/* Whether the request must wait because it is long, or its group already has sequences: the last 1 / SPARE_SEQS of all
+ * sequences are for short requests of other groups. A further sample of a request that has begun waits only while some
+ * sample runs, so that it cannot wait for ever. */
 static bool leaves_rest(const struct engine *e, const struct request *q)
 {
     const bool rest = e->n_taken >= e->opt.n_seq - e->opt.n_seq / SPARE_SEQS;
-    return q->rules.q.group && rest && (q->shared < 0 ? sequences_of(q) > 0 : q->n_begun > 0 && e->n_live > 0);
+    const bool more = sequences_of(q) > 0 || params_of(q)->max_tokens > e->opt.max_len / SPARE_SEQS;
+    return q->rules.q.group && rest && (q->shared < 0 ? more : q->n_begun > 0 && e->n_live > 0);
 }
 
 /* Among the requests whose next sample can begin (prompts: or whose prompt can begin), the first request of the group
