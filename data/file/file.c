@@ -410,12 +410,13 @@ int file_open_own(const char *path, int flags, struct err *err)
     struct stat st;
     const int fd = open(path, flags | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
     if (fd < 0 && errno == ELOOP && file_check_link(path, err)) return -1;
-    if (fd < 0 && errno == ENXIO) return err_set(err, "%s: a pipe, not a regular file: remove it", path);
+    if (fd < 0 && errno == ENXIO)
+        return err_set(err, "%s: a pipe, not a regular file: remove it, or name another file", path);
     if (fd < 0) return io_error(err, path, "create");
     if (fstat(fd, &st))
         io_error(err, path, "stat");
     else if (!S_ISREG(st.st_mode))
-        err_set(err, "%s: not a regular file: remove it", path);
+        err_set(err, "%s: not a regular file: remove it, or name another file", path);
     else if (st.st_nlink > 1)
         err_set(err, "%s: a hard link, whose other name would change too: replace it with a copy", path);
     else

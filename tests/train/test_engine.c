@@ -521,24 +521,28 @@ static void texts(void **state)
         const char *text, *stops[3], *want;
         int64_t stop;
         bool keep;
+        int early; /* tokens that complete no stop string */
     } rows[] = {
-        {"abcdef", {NULL}, "abcdef", -1, false},
-        {"abcdef", {"cd"}, "ab", 0, false},
-        {"abcdef", {"cd"}, "abcd", 0, true},
-        {"abcdef", {"def", "cd"}, "ab", 1, false},
-        {"abcdef", {"bcd", "cd"}, "a", 0, false},
-        {"abcdef", {"cd", "bcd"}, "ab", 0, false},
-        {"aababac", {"abac"}, "aab", 0, false},
-        {"ab\xc3\xa9z", {"\xc3\xa9"}, "ab", 0, false},
-        {"ab\xc3", {"z"}, "ab\xef\xbf\xbd", -1, false},
+        {"abcdef", {NULL}, "abcdef", -1, false, 0},
+        {"abcdef", {"cd"}, "ab", 0, false, 0},
+        {"abcdef", {"cd"}, "abcd", 0, true, 0},
+        {"abcdef", {"def", "cd"}, "ab", 1, false, 0},
+        {"abcdef", {"bcd", "cd"}, "a", 0, false, 0},
+        {"abcdef", {"cd", "bcd"}, "ab", 0, false, 0},
+        {"aababac", {"abac"}, "aab", 0, false, 0},
+        {"ab\xc3\xa9z", {"\xc3\xa9"}, "ab", 0, false, 0},
+        {"ab\xc3", {"z"}, "ab\xef\xbf\xbd", -1, false, 0},
         {"\xff"
          "a",
          {"b"},
          "\xef\xbf\xbd"
          "a",
          -1,
-         false},
-        {"abab", {"abc"}, "abab", -1, false},
+         false,
+         0},
+        {"abab", {"abc"}, "abab", -1, false, 0},
+        {"abcabc", {"bc"}, "abca", 0, false, 4},
+        {"abcab", {"bc"}, "abcab", -1, false, 3},
     };
     struct err err;
     struct tokenizer *tok = tokenizer_open(fixture("../../configs/tiny-gptoss"), &err);
@@ -557,6 +561,7 @@ static void texts(void **state)
                 if (bytes && size == 1 && *bytes == *p) id = k;
             }
             assert_true(id >= 0);
+            a.early = p - rows[i].text < rows[i].early;
             ended = answer_text_add(&a, id);
             assert_true(a.n_sure >= sure && a.n_sure <= a.text.size);
             sure = a.n_sure;

@@ -40,6 +40,7 @@ static void tell_end(const struct chat_reply *r)
 /* The adapter of a model in memory; NULL: the base model. */
 static int take(struct slot **slot, struct chat *c, int64_t model, struct err *err)
 {
+    models_round(&c->models);
     const int rc = models_take(slot, &c->models, c->models.items[model], err);
     return rc > 0 ? err_set(err, "%s: there is no memory for another adapter now", name_of(c, model)) : rc;
 }

@@ -202,6 +202,7 @@ void answer_add(struct answer *a, const struct answer_token *t)
     }
     if (n_routing) memcpy(a->routing + at * n_routing, t->routing, (size_t)n_routing * sizeof(*a->routing));
     a->n++;
+    a->text.early = a->n <= p->min_tokens;
     if (has_penalties(p)) see(a, t->id, true);
     if (is_end(a, t->id))
         answer_end(a, SAMPLE_END_TOKEN);

@@ -54,7 +54,7 @@ static void put_characters(struct answer_text *a, bool last)
         else
             text_put_bytes(&a->text, at, n);
         a->n_done += MT_MAX(n, 1);
-        for (int64_t end = before + 1; end <= a->text.size; end++) {
+        for (int64_t end = before + 1; end <= a->text.size && !a->early; end++) {
             a->stop = stop_at(a, end);
             if (a->stop < 0) continue;
             a->text.size = end - (a->keep_stop ? 0 : (int64_t)strlen(a->stops[a->stop]));

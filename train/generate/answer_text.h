@@ -10,6 +10,7 @@ struct answer_text {
     const char *const *stops;    /* [n_stops] stop strings, not empty; the owner keeps them */
     int64_t n_stops;
     bool keep_stop; /* the text ends with its stop string; otherwise before it */
+    bool early;     /* set before a token: a stop string that it completes does not count (min_tokens, as in vLLM) */
 
     struct text_buf bytes, text; /* decoded bytes of the tokens; their complete characters as UTF-8, invalid ones as
                                   * U+FFFD */

@@ -17,7 +17,7 @@ static int read_prompt(struct row_request *r, const struct run *run, struct json
         found = keys[i];
     }
     if (!found) return err_set(err, "%s: the row needs prompt, prompt_ids or messages", name);
-    if (found == keys[1]) return prompt_ids(&r->prompt, run, json_find(row, found), name, err);
+    if (found == keys[1]) return prompt_ids(&r->prompt, run, json_find(row, found), err);
     if (found == keys[2]) return prompt_messages(&r->prompt, run, row, name, err);
     return prompt_row(&r->prompt, run, row, name, err);
 }

@@ -41,6 +41,8 @@ int sample_params_check(const struct sample_params *p, struct err *err)
         {"min_tokens", (double)p->min_tokens, 0, 9e15},
         {"top_logprobs", (double)p->top_logprobs, 0, SAMPLE_TOP},
     };
+    if (!p->max_tokens && !p->prompt_logprobs)
+        return err_set(err, "max_tokens = 0: nothing is asked for: at least 1, or 0 with prompt_logprobs");
     for (int i = 0; i < MT_LEN(rows); i++)
         if (!(rows[i].value >= rows[i].low && rows[i].value <= rows[i].high))
             return err_set(err, "%s = %g is not in [%g, %g]", rows[i].name, rows[i].value, rows[i].low, rows[i].high);

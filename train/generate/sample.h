@@ -14,7 +14,7 @@ struct sample_params {
     double frequency;    /* per occurrence in the output; 0: off */
     double presence;     /* of tokens in the output; 0: off */
     int64_t max_tokens;  /* most tokens of a sample, with its end token; may be 0 with prompt_logprobs */
-    int64_t min_tokens;  /* no end token before */
+    int64_t min_tokens;  /* before, no end token and no stop string ends a sample */
     uint64_t seed;
     int64_t top_logprobs; /* likeliest tokens to report for each token, at most SAMPLE_TOP */
     bool raw_logprobs;    /* true: log-probabilities at temperature 1; false: at `temperature`, or at 1 if that is 0 */

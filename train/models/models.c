@@ -213,15 +213,17 @@ static struct slot *free_slot(const struct models *m)
     return best;
 }
 
-/* The first request of a round that finds all slots in use gets the slot that was unused for longest, once the requests
- * that run have ended: otherwise new requests for the adapters in memory could keep it waiting for ever. */
-static void want_slot(struct models *m)
+/* The first request of a round that finds all slots in use gets `place`, or the slot that was unused for longest, once
+ * the requests that run have ended: otherwise new requests for the adapters in memory could keep it waiting for ever.
+ */
+static void want_slot(struct models *m, struct slot *place)
 {
-    for (struct slot *s = m->slots; s < m->slots + m->n_slot && !m->wanted; s++) {
-        bool least = s->n_users > 0;
+    for (struct slot *s = m->slots; !place && s < m->slots + m->n_slot; s++) {
+        bool least = true;
         for (int64_t i = 0; i < m->n_slot; i++) least &= m->slots[i].used >= s->used;
-        if (least) m->wanted = s;
+        if (least) place = s;
     }
+    if (!m->wanted) m->wanted = place;
 }
 
 void models_round(struct models *m) { m->wanted = NULL; }
@@ -233,8 +235,10 @@ int models_take(struct slot **slot, struct models *m, struct served *s, struct e
     if (s->slot && s->slot->stamp != stamp_of(s->dir)) (void)empty(m, s->slot);
     if (!s->slot) {
         struct slot *place = free_slot(m);
-        if (!place) want_slot(m);
-        if (!place || !empty(m, place)) return 1;
+        if (!place || !empty(m, place)) {
+            want_slot(m, place);
+            return 1;
+        }
         if (fill(m, place, s, err)) return -1;
     }
     if (s->slot == m->wanted) return 1;

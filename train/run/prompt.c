@@ -106,14 +106,15 @@ int prompt_row(struct prompt *p, const struct run *r, struct json row, const cha
     return rc;
 }
 
-int prompt_ids(struct prompt *p, const struct run *r, struct json ids, const char *name, struct err *err)
+int prompt_ids(struct prompt *p, const struct run *r, struct json ids, struct err *err)
 {
     const int64_t n = json_count(ids);
     int64_t id;
-    if (json_type(ids) != JSON_ARRAY || !n) return err_set(err, "%s: prompt_ids is not a list of token ids", name);
+    if (json_type(ids) != JSON_ARRAY) return json_error(ids, err, "not a list of token ids");
+    if (!n) return json_error(ids, err, "an empty list: a prompt has at least one token");
     token_list_reserve(&p->ids, n);
     for (int64_t i = 0; i < n; i++) {
-        if (json_i64(json_at(ids, i), 0, r->arch.vocab - 1, &id, err)) return err_prefix(err, "%s: prompt_ids", name);
+        if (json_i64(json_at(ids, i), 0, r->arch.vocab - 1, &id, err)) return -1;
         p->ids.ids[p->ids.count++] = (int32_t)id;
     }
     return find_ends(p, r, false, err);

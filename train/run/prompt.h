@@ -20,7 +20,7 @@ int prompt_text(struct prompt *p, const struct run *r, const char *text, const c
 int prompt_messages(struct prompt *p, const struct run *r, struct json row, const char *name, struct err *err) MT_CHECK;
 /* Makes a prompt of a row's key `prompt`: a text, or messages together with the row's other keys. */
 int prompt_row(struct prompt *p, const struct run *r, struct json row, const char *name, struct err *err) MT_CHECK;
-int prompt_ids(struct prompt *p, const struct run *r, struct json ids, const char *name, struct err *err) MT_CHECK;
+int prompt_ids(struct prompt *p, const struct run *r, struct json ids, struct err *err) MT_CHECK;
 /* Makes a prompt of the ids of a document. If the model has a chat template, the answer ends with the template's end
  * token. */
 int prompt_document(struct prompt *p, const struct run *r, const int32_t *ids, int64_t n, struct err *err) MT_CHECK;

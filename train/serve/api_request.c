@@ -366,7 +366,7 @@ static int add_prompt(struct reading *r, struct json value)
         return json_error(value, err, "a prompt has a NUL");
     pthread_mutex_lock(&r->c->render);
     rc = json_type(value) == JSON_STRING ? prompt_text(p, r->c->run, text, "prompt", err)
-                                         : prompt_ids(p, r->c->run, value, "prompt", err);
+                                         : prompt_ids(p, r->c->run, value, err);
     pthread_mutex_unlock(&r->c->render);
     return rc;
 }
