@@ -610,7 +610,7 @@ const char *safetensors_metadata(const struct safetensors *st, const char *key)
 {
     const char *text;
     const struct json metadata = metadata_of(st);
-    return json_get_str(metadata, key, &text, NULL) ? NULL : text;
+    return !json_given(metadata) || json_get_str(metadata, key, &text, NULL) ? NULL : text;
 }
 
 /* ---- writing ---- */

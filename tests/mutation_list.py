@@ -337,6 +337,7 @@ MUTATIONS = [
      "online_turns:turns*"),
     ("train/serve/jobs.c", "    to->n_cached = s->n_cached;\n", "", "serve:turns"),
     ("train/answers/chat_reply.c", "    plan_keeps(&g, context);\n", "", "chat_command:turns*"),
+    ("data/safetensors.c", "return !json_given(metadata) || json", "return json", "safetensors:scanned"),
     ("train/generate/answer_text.c", " && !a->early", "", "engine:texts"),
     ("train/generate/engine.c", " || params_of(q)->max_tokens > e->opt.max_len / SPARE_SEQS", "", "engine:short*"),
     ("train/models/models.c", "    if (s->slot == m->wanted) return 1;\n", "", "serve:waits_in_turn"),

@@ -220,6 +220,15 @@ static void scanned(void **state)
     }
     assert_null(safetensors_find(&st[0], "a.weight"));
     for (int i = 0; i < 2; i++) safetensors_close(&st[i]);
+    for (int i = 0; i < 2; i++) { /* without metadata */
+        snprintf(header, sizeof(header), "{\"end\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]%s}}", more[i]);
+        const char *path = scratch("s.safetensors");
+        put_file(path, header, 1);
+        if (safetensors_open(&st[0], path, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(st[0].names[0] != NULL, i == 0);
+        assert_null(safetensors_metadata(&st[0], "format"));
+        safetensors_close(&st[0]);
+    }
 }
 
 /* The header length in the first eight bytes is at most 100,000,000 and at most the rest of the file. */
