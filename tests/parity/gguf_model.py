@@ -2,6 +2,12 @@
 transformers with the dequantised tensors of that file.
 
   python gguf_model.py CHECKPOINT EXPORT ROWS.jsonl [--tokens 24]
+  python gguf_model.py CHECKPOINT OUT ROWS.jsonl --moetrain build/moetrain --adapter DIR [--tokens 24]
+
+The second form compares `moetrain generate` before the export with the exports, which it writes below OUT: llama.cpp
+with gguf-model (F32), llama.cpp with the adapter of gguf over a gguf-model of an adapter whose B is 0, and PEFT with
+the adapter of vllm, since vLLM has no wheel that runs on these CPUs. Greedy tokens must be equal; it prints the largest
+difference of their log-probabilities.
 
 EXPORT: the directory of the export. ROWS: `text` rows; the first half of each is the prompt. llama.cpp gets it as text,
 so tokenisation is compared too. The gguf package decodes the tensors and has llama.cpp's names for those of
@@ -14,6 +20,8 @@ import argparse
 import json
 import math
 import os
+import shutil
+import subprocess
 import sys
 import urllib.request
 
@@ -21,6 +29,8 @@ import gguf
 import numpy as np
 import torch
 import xllamacpp
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 
 import peer
 from llama_peer import load_peer
@@ -185,7 +195,7 @@ def load(model, path):
 
 
 class Llama:
-    def __init__(self, path):
+    def __init__(self, path, adapter=None):
         params = xllamacpp.CommonParams()
         params.model.path = path
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel = 512, 512, 512, 1
@@ -193,6 +203,10 @@ class Llama:
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.warmup = False
+        if adapter:
+            lora = xllamacpp.CommonAdapterLoraInfo()
+            lora.path, lora.scale = adapter, 1.0
+            params.lora_adapters = [lora]
         self.server = xllamacpp.Server(params)
 
     def ask(self, prompt, n):
@@ -234,6 +248,100 @@ def compare(model, tokenizer, engine, prompt, n):
     return difference, gap, (rows.argmax(-1) != torch.tensor(written)).sum().item(), len(written)
 
 
+# ---- generate before and after exports
+
+def rounded(checkpoint, out):
+    """A copy whose bounds of YaRN are rounded, as llama.cpp has them."""
+    shutil.copytree(checkpoint, out, dirs_exist_ok=True)
+    with open(os.path.join(out, "config.json")) as f:
+        config = json.load(f)
+    if config["model_type"] == "gpt_oss":
+        config["rope_parameters"]["truncate"] = True
+        with open(os.path.join(out, "config.json"), "w") as f:
+            json.dump(config, f)
+    return out
+
+
+def without_effect(adapter, out):
+    """The adapter with B = 0: its gguf-model is the base model."""
+    shutil.copytree(adapter, out, dirs_exist_ok=True)
+    path = os.path.join(out, "adapter_model.safetensors")
+    save_file({k: torch.zeros_like(t) if "lora_B" in k else t for k, t in load_file(path).items()}, path)
+    return out
+
+
+def run(a, *words):
+    done = subprocess.run([a.moetrain, *words, "--set", f"model.path={a.checkpoint}"], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(" ".join(words) + ":\n" + done.stderr[-2000:])
+
+
+def export(a, ini, adapter, fmt, *words):
+    out = os.path.join(a.export, fmt + os.path.basename(adapter))
+    shutil.rmtree(out, ignore_errors=True)
+    run(a, "export", ini, "--adapter", adapter, "--to", fmt, "--out", out, "--force", *words)
+    return out
+
+
+def generated(a, ini, prompts):
+    """Tokens and log-probabilities of `moetrain generate`."""
+    rows, out = os.path.join(a.export, "rows.jsonl"), os.path.join(a.export, "answers.jsonl")
+    with open(rows, "w") as f:
+        for ids in prompts:
+            f.write(json.dumps({"prompt_ids": ids, "max_tokens": a.tokens, "ignore_eos": True}) + "\n")
+    for name in (out, out + ".run.json"):
+        if os.path.exists(name):
+            os.remove(name)
+    run(a, "generate", ini, "--adapter", a.adapter, "--input", rows, "--output", out)
+    with open(out) as f:
+        return [(answer["ids"], torch.tensor(answer["logprobs"])) for answer in map(json.loads, f)]
+
+
+def by_peft(a, adapter, prompts):
+    """Greedy tokens and log-probabilities with the adapter of an export."""
+    model = PeftModel.from_pretrained(load_peer(a.checkpoint), adapter).eval()
+    answers = []
+    for prompt in prompts:
+        ids, got = list(prompt), []
+        for _ in range(a.tokens):
+            with torch.no_grad():
+                row = model(input_ids=torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+            ids.append(row.argmax().item())
+            got.append(row[ids[-1]].item())
+        answers.append((ids[len(prompt):], torch.tensor(got)))
+    return answers
+
+
+def compare_exports(a):
+    os.makedirs(a.export, exist_ok=True)
+    a.export, a.adapter, a.moetrain = (os.path.abspath(p) for p in (a.export, a.adapter, a.moetrain))
+    a.checkpoint = rounded(a.checkpoint, os.path.join(a.export, "checkpoint"))
+    ini = os.path.join(a.export, "run.ini")
+    with open(ini, "w") as f:
+        f.write(f"[data]\neval = {os.path.abspath(a.rows)}\nformat = text\nseq_len = 96\n"
+                f"[output]\ndir = {a.export}/run\n")
+    base = without_effect(a.adapter, os.path.join(a.export, "nothing"))
+    tokenizer = peer.load_tokenizer(a.checkpoint)
+    prompts = [tokenizer(row["text"], add_special_tokens=False)["input_ids"][:24] for row in peer.read_rows(a.rows)[:8]]
+    want = generated(a, ini, prompts)
+    f32 = ("--quantize", "f32")
+    engines = {"gguf-model": Llama(export(a, ini, a.adapter, "gguf-model", *f32) + "/model.gguf"),
+               "gguf over its base": Llama(export(a, ini, base, "gguf-model", *f32) + "/model.gguf",
+                                           export(a, ini, a.adapter, "gguf") + "/adapter.gguf")}
+    answers = {what: [engine.write(ids, a.tokens) for ids in prompts] for what, engine in engines.items()}
+    answers["vllm in PEFT"] = by_peft(a, export(a, ini, a.adapter, "vllm"), prompts)
+    failed = False
+    for what, got in answers.items():
+        others = sum(x != y for (w, _), (g, _) in zip(want, got) for x, y in zip(w, g))
+        short = sum(len(w) != len(g) for (w, _), (g, _) in zip(want, got))
+        most = max((w - g).nan_to_num().abs().max().item() for (_, w), (_, g) in zip(want, got) if len(w) == len(g))
+        total = sum(len(ids) for ids, _ in want)
+        print(f"{what}: of {total} greedy tokens {others} differ; log-probabilities differ by at most {most:.2g}")
+        failed |= others > 0 or short > 0 or most > a.tolerance
+    if failed:
+        sys.exit("not the same text")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
@@ -241,7 +349,12 @@ def main():
     parser.add_argument("rows")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--tolerance", type=float, default=1e-3)
+    parser.add_argument("--moetrain")
+    parser.add_argument("--adapter")
     a = parser.parse_args()
+    if a.moetrain:
+        compare_exports(a)
+        return
     path = os.path.join(os.path.abspath(a.export), "model.gguf")
     model = load_peer(a.checkpoint)
     load(model, path)

@@ -383,7 +383,7 @@ static const struct wrong {
     {CHAT, "{\"messages\": [{\"role\": \"user\", \"content\": \"refuse\"}]}", 400,
      ": template.jinja:1: the template refuses"},
     {COMPLETION, "{}", 400, "prompt is missing"},
-    {COMPLETION, "{\"prompt\": [1000000]}", 400, "prompt_ids"},
+    {COMPLETION, "{\"prompt\": [1000000]}", 400, "key `prompt[0]`: 1000000 is not"},
     {COMPLETION, "{\"prompt\": \"a\", \"messages\": []}", 400, "does not support"},
     {COMPLETION, "{\"prompt\": \"a\", \"echo\": true, \"stream\": true}", 400, "echo with stream"},
 };
