@@ -12,7 +12,7 @@
 struct export_args {
     struct cli_common common;
     const char *to, *quantize, *adapter, *out, *verify;
-    bool force;
+    struct export_accept accept;
 };
 struct synth_args {
     const char *arch, *dir, *quant;
@@ -28,8 +28,8 @@ static int do_export(const void *args, struct config *cfg, struct err *err)
 {
     const struct export_args *a = args;
     config_without_teacher(cfg);
-    if (a->verify) return export_check(cfg, a->adapter, a->to, a->quantize, a->verify, a->force, stdout, err);
-    return export_run(cfg, a->adapter, a->to, a->quantize, a->out, a->force, stdout, err);
+    if (a->verify) return export_check(cfg, a->adapter, a->to, a->quantize, a->verify, a->accept, stdout, err);
+    return export_run(cfg, a->adapter, a->to, a->quantize, a->out, a->accept, stdout, err);
 }
 
 static int do_inspect(const void *args, struct config *cfg, struct err *err)
@@ -75,9 +75,12 @@ static const struct cli_row export_rows[] = {
     ADAPTER(export_args),
     USUALLY(export_args, out, "--out", "DIR", NULL, "output.dir/export-FORMAT", "write into DIR, new or empty"),
     OPTION(export_args, verify, "--verify", "DIR", NULL, NULL, "write nothing; verify the export in DIR"),
-    FLAG(export_args, force, "--force",
+    FLAG(export_args, accept.force, "--force",
          "if there are no held-out rows, compare only values, not the model's outputs (and for exports that are not "
          "merged only 64 KiB of each tensor of the base model); also allows a merge with another base model"),
+    FLAG(export_args, accept.rounding, "--accept-rounding",
+         "for merged-mxfp4, merged-nvfp4, merged-fp8 and gguf-model: also export a model that rounding changes more "
+         "than the adapter does; every weight must be correctly rounded, and the report has both changes"),
     OVERRIDES(export_args),
 };
 static const struct cli_rule export_rules[] = {{CLI_NOT_BOTH, {"--out", "--verify"}}};

@@ -67,8 +67,8 @@ static int run(const struct config *cfg, const char *adapter, const char *format
 {
     FILE *f = tmpfile();
     assert_non_null(f);
-    const int rc = dir ? export_check(cfg, adapter, format, NULL, dir, false, f, err)
-                       : export_run(cfg, adapter, format, NULL, out, false, f, err);
+    const int rc = dir ? export_check(cfg, adapter, format, NULL, dir, (struct export_accept){0}, f, err)
+                       : export_run(cfg, adapter, format, NULL, out, (struct export_accept){0}, f, err);
     rewind(f);
     report[fread(report, 1, sizeof(report) - 1, f)] = 0;
     fclose(f);
@@ -723,7 +723,7 @@ static void a_failed_verification_leaves_no_files(void **state)
     file_list_free(names, n);
     assert_int_equal(n, 0);
     assert_says(err.msg, "verification: merged-mxfp4");
-    assert_says(err.msg, "changes the model too much: export merged-bf16 or peft; more held-out rows");
+    assert_says(err.msg, "or accept this loss with --accept-rounding; more held-out rows");
 }
 
 static void rounding_away_the_adapter_is_a_warning(void **state)

@@ -44,8 +44,8 @@ static int run(struct config *cfg, const char *name, const char *sets, const cha
     assert_non_null(f);
     if (!dir) snprintf(out, MT_PATH, "%s/out", scratch_dir());
     const char *adapter = case_path(name, "adapter_final");
-    const int rc = dir ? export_check(cfg, adapter, format, NULL, dir, false, f, &err)
-                       : export_run(cfg, adapter, format, NULL, out, false, f, &err);
+    const int rc = dir ? export_check(cfg, adapter, format, NULL, dir, (struct export_accept){0}, f, &err)
+                       : export_run(cfg, adapter, format, NULL, out, (struct export_accept){0}, f, &err);
     rewind(f);
     report[fread(report, 1, sizeof(report) - 1, f)] = 0;
     fclose(f);

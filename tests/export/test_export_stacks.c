@@ -1,5 +1,6 @@
 /* test_export_stacks.c - merged exports of families whose experts transformers reads from one tensor only: the shape of
- * the stacks, also where the source has a tensor for each expert, and single experts in quantised formats. */
+ * the stacks, also where the source has a tensor for each expert, and single experts in quantised formats. Also
+ * exports that rounding changes more than the adapter does. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -95,8 +96,38 @@ static void single_experts_in_fp8(void **state)
     }
 }
 
+/* Rounding of LFM2-tiny to NVFP4 changes the model more than an adapter after two steps does. The error has both
+ * numbers, and --accept-rounding exports; but with this option too a weight that is not base + adapter is an error. */
+static void rounding_that_outweighs_the_adapter(void **state)
+{
+    (void)state;
+    char dir[MT_PATH], file[MT_PATH + 32];
+    struct safetensors st;
+    struct err err;
+    const char *ini = two_steps("lfm2-tiny", "bf16", "");
+    snprintf(dir, sizeof(dir), "%s/export", scratch_dir());
+    assert_int_equal(RUN("export", ini, "--to", "merged-nvfp4", "--out", dir), 1);
+    assert_says(said.err, "correctly rounded, but rounding to this format changes the model by ");
+    assert_says(said.err, ", the adapter by ");
+    assert_says(said.err, "or accept this loss with --accept-rounding");
+    if (RUN("export", ini, "--to", "merged-nvfp4", "--out", dir, "--accept-rounding")) fail_msg("%s", said.err);
+    assert_says(said.err, "warning: merged-nvfp4, ");
+    assert_says(said.err, ": accepted (--accept-rounding)");
+    assert_says(said.out, "too far");
+    if (safetensors_open(&st, dir, &err)) fail_msg("%s", err.msg);
+    const struct st_tensor *t = safetensors_find(&st, "model.layers.1.feed_forward.experts.3.w2.weight");
+    assert_non_null(t);
+    snprintf(file, sizeof(file), "%s/model.safetensors", dir);
+    FILE *f = fopen(file, "r+b");
+    assert_true(f && !fseek(f, (long)t->offset + 5, SEEK_SET) && fputc(t->data[5] ^ 0x77, f) >= 0 && !fclose(f));
+    safetensors_close(&st);
+    assert_int_equal(RUN("export", ini, "--to", "merged-nvfp4", "--verify", dir, "--accept-rounding"), 1);
+    assert_says(said.err, "parts of the adapter that differ");
+}
+
 int test_export_stacks(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(stacks_as_published), cmocka_unit_test(single_experts_in_fp8)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(stacks_as_published), cmocka_unit_test(single_experts_in_fp8),
+                                       cmocka_unit_test(rounding_that_outweighs_the_adapter)};
     return cmocka_run_group_tests_name("export_stacks", tests, NULL, NULL);
 }

@@ -192,7 +192,8 @@ static int check_base(struct export *x, struct err *err)
 {
     struct err why;
     if (x->other_base || !run_check_base(&x->run, &x->adapter.ad, x->adapter_dir, &why)) return 0;
-    if (x->format >= EXPORT_MERGED_BF16 && !x->force) return err_set(err, "%s; --force merges nevertheless", why.msg);
+    if (x->format >= EXPORT_MERGED_BF16 && !x->accept.force)
+        return err_set(err, "%s; --force merges nevertheless", why.msg);
     log_warn("%s", why.msg);
     x->other_base = true;
     return 0;
@@ -220,7 +221,7 @@ static int open_all(struct export *x, const char *format, const char *quantize, 
         return -1;
     x->quantize = plan_quantize(x->cfg);
     if (x->run.eval.n_docs) return 0;
-    if (!x->force)
+    if (!x->accept.force)
         return err_set(err, "no held-out rows to verify the export: set data.eval, or data.eval_split with data.train; "
                             "--force exports without them");
     log_warn("NOT VERIFIED ON DATA: without held-out rows, the outputs of the exported model are not compared with the "
@@ -259,7 +260,7 @@ static int sweep(const struct config *cfg, struct err *err)
 
 /* dir NULL: writes an export. Otherwise verifies the export in dir. */
 static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,
-               const char *out, const char *dir, bool force, FILE *report, struct err *err)
+               const char *out, const char *dir, struct export_accept accept, FILE *report, struct err *err)
 {
     char adapter[MT_PATH], usual[MT_PATH];
     if (str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format)) return -1;
@@ -272,7 +273,7 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     x->adapter_dir = adapter;
     x->out = out ? out : usual;
     x->report = report;
-    x->force = force;
+    x->accept = accept;
     struct lock lock = {.held = false};
     int rc = check_dir(dir ? dir : x->out, dir, err);
     if (!rc && !dir) rc = lock_take_for(&lock, cfg->output.dir, x->out, err);
@@ -297,19 +298,19 @@ static const char *how_verified(const struct config *cfg)
 }
 
 int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,
-               const char *out, bool force, FILE *report, struct err *err)
+               const char *out, struct export_accept accept, FILE *report, struct err *err)
 {
     const double start = clock_ms();
-    const int rc = run(cfg, adapter_dir, format, quantize, out, NULL, force, report, err);
+    const int rc = run(cfg, adapter_dir, format, quantize, out, NULL, accept, report, err);
     if (!rc) log_info("written and %s in %.1f s", how_verified(cfg), (clock_ms() - start) / 1e3);
     return rc;
 }
 
 int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,
-                 const char *dir, bool force, FILE *report, struct err *err)
+                 const char *dir, struct export_accept accept, FILE *report, struct err *err)
 {
     const double start = clock_ms();
-    const int rc = run(cfg, adapter_dir, format, quantize, NULL, dir, force, report, err);
+    const int rc = run(cfg, adapter_dir, format, quantize, NULL, dir, accept, report, err);
     if (!rc) log_info("%s: %s in %.1f s", dir, how_verified(cfg), (clock_ms() - start) / 1e3);
     return rc;
 }

@@ -28,6 +28,13 @@ const char *export_format_name(enum export_format f); /* "peft", ..., "gguf-mode
 /* The format of the matrices that the export quantises; WF_NONE: none. */
 enum weight_format export_format_packs(enum export_format f);
 
+/* What the user accepts, with a warning. force: no held-out rows, so that the verification compares only the values; a
+ * merge with another base model. rounding: outputs that differ more than allowed, if every weight is base + adapter,
+ * rounded to a format that training did not use. */
+struct export_accept {
+    bool force, rounding;
+};
+
 /* One export. */
 struct export
 {
@@ -44,8 +51,8 @@ struct export
     bool trained;            /* training read exactly the weights that the export has */
     enum ggml_type ggml;     /* of the matrices of gguf-model: --quantize */
     FILE *report;
-    bool force;      /* --force: verification needs no held-out rows */
-    bool other_base; /* the user was warned that the adapter was trained on another model */
+    struct export_accept accept; /* options of the command */
+    bool other_base;             /* the user was warned that the adapter was trained on another model */
 };
 
 /* For each format: a function that returns the bytes that the writer will need in x->tmp, and the writer, which prints

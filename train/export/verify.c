@@ -460,15 +460,26 @@ static void print_table(const struct stream *s)
                 allowed_kl(s, p), s->effect[p].sum / n, judged_kl(s, p) <= allowed_kl(s, p) ? "" : "   too far");
 }
 
-/* Advice for a merged export whose weights are all correct, but whose outputs differ too much. */
-static const char *advice_on(const struct export *x)
+/* Whether the export has rounded weights that training did not read. */
+static bool is_rounded(const struct export *x) { return x->format > EXPORT_MERGED_BF16 && !x->trained; }
+
+/* Why a merged export whose weights are all correct has other outputs, and what to do. */
+static void advice_on(char text[512], const struct stream *s, int part)
 {
-    if (x->format > EXPORT_MERGED_BF16 && !x->trained)
-        return "; rounding to this format changes the model too much: export merged-bf16 or peft";
-    if (x->format >= EXPORT_MERGED_BF16)
-        return "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to other "
-               "experts: export peft";
-    return "";
+    const struct export *x = s->x;
+    text[0] = 0;
+    if (is_rounded(x))
+        snprintf(
+            text, 512,
+            "; every weight is base + adapter, correctly rounded, but rounding to this format changes the model by "
+            "%.3g, the adapter by %.3g: train with quant.weights, export merged-bf16 or peft, or accept this loss "
+            "with --accept-rounding",
+            judged_kl(s, part), s->effect[part].sum / (double)s->n_tok);
+    else if (x->format >= EXPORT_MERGED_BF16)
+        snprintf(
+            text, 512,
+            "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to other "
+            "experts: export peft");
 }
 static const char *advice_on_rows(const struct stream *s)
 {
@@ -478,6 +489,7 @@ static const char *advice_on_rows(const struct stream *s)
 
 static int judge(const struct stream *s, struct err *err)
 {
+    char advice[512];
     if (s->diff->n_exact && !s->diff->n)
         fprintf(s->x->report, "  %lld quantised weights are bit for bit %s\n", (long long)s->diff->n_exact,
                 s->x->trained ? "those that training read" : "base + adapter, quantised");
@@ -492,9 +504,17 @@ static int judge(const struct stream *s, struct err *err)
         return err_set(err, "verification: parts of the adapter that differ: %lld, in %s, the first: %s",
                        (long long)s->diff->n, export_format_name(s->x->format), s->diff->first);
     if (bad == PARTS) return 0;
+    if (s->x->accept.rounding && is_rounded(s->x)) {
+        log_warn(
+            "%s, %s: rounding changes the model by a KL of %.3g, the adapter by %.3g: accepted (--accept-rounding)",
+            export_format_name(s->x->format), part_names[bad], judged_kl(s, bad),
+            s->effect[bad].sum / (double)s->n_tok);
+        return 0;
+    }
+    advice_on(advice, s, bad);
     return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g%s%s",
-                   export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad),
-                   advice_on(s->x), advice_on_rows(s));
+                   export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad), advice,
+                   advice_on_rows(s));
 }
 
 static int verify_adapter(struct export *x, struct export_diff *diff, struct err *err)
