@@ -266,7 +266,7 @@ static void names_exports_that_refuse_targets(void **state)
         const char *name, *lines[3];
     } all[] = {{"gemma4",
                 {"export --to vllm refuses adapters of gate_up_proj, down_proj",
-                 "these hold all targets: peft, gguf, merged-bf16, merged-fp8"}},
+                 "these hold all targets: peft, gguf, merged-bf16, merged-fp8, gguf-model"}},
                {"deepseek_v3",
                 {"export --to vllm refuses adapters of kv_b_proj",
                  "export --to gguf refuses adapters of q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj",
