@@ -22,6 +22,7 @@ static const struct {
     {"tiny-gptoss", true, true}, {"deepseek", true, true}, {"qwen35", false, true}, {"olmo2", true, true},
     {"nfc", false, false},       {"splits", true, false},  {"whole", true, false},  {"chars", false, true},
     {"metaspace", false, true},  {"glm4", true, true},     {"kimi", true, true},    {"gemma", false, true},
+    {"tekken", true, true},
 };
 
 static struct tokenizer *load(const char *path)

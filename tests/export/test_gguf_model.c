@@ -655,7 +655,7 @@ static void tokenizers(void **state)
     } rows[] = {{"qwen3_moe", "glm4", "glm4"},     {"lfm2_moe", "glm4", "lfm2"},
                 {"qwen3_moe", "qwen35", "qwen35"}, {"qwen3_moe", "deepseek", "deepseek-v3"},
                 {"qwen3_moe", "splits", NULL},     {"qwen3_moe", "metaspace", NULL},
-                {"gemma4", "gemma", "gemma4"}};
+                {"gemma4", "gemma", "gemma4"},     {"nemotron_h", "tekken", "tekken"}};
     struct arch *a = test_malloc(sizeof(*a));
     struct err err;
     if (arch_load(a, case_path("qwen3", ""), &err)) fail_msg("%s", err.msg);

@@ -120,6 +120,9 @@ MARKS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN35 = [MARKS + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + SPACES]
 CL100K = [MARKS + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES]
+TEKKEN = [r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+          r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+          r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES]
 MARKS_AFTER = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
 KIMI = [r"[\p{Han}]+|"
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+" +
@@ -195,6 +198,7 @@ def main():
               lambda level: level, texts)
     published("olmo2", None, CL100K, [("<|end|>", False, True)], lambda level: None, texts,
               behavior="Removed", invert=True)
+    published("tekken", None, TEKKEN, [("[INST]", False, True)], lambda level: level, texts)
     # GLM-4.5: a command in the text is a special token, marks of reasoning and calls are not
     glm = ["[gMASK]<sop><|system|>\n# Tools<|user|>\n2+2?/nothink<|assistant|>\n<think></think>\n4<|user|>",
            "[gMASK]<sop><|user|>q<|assistant|><think>why\n</think>a<tool_call>f<arg_key>k</arg_key></tool_call>"
