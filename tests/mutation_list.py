@@ -102,7 +102,7 @@ MUTATIONS = [
     ("train/tools/pairs.c", "if (score < j->low) {", "if (score > j->low) {", "pairs"),
     ("data/prefix.c", "if (s % group == 0)", "if (s == 0)", "prefix"),
     ("kernels/cpu/attn.c", "    *l = *l * factor + sum;\n", "    *l = *l + sum;\n", "ops_attn"),
-    ("kernels/cpu/attn.c", "r->group - r->window + 1 - k0", "pos - r->window - k0", "ops_decode"),
+    ("kernels/cpu/attn.c", "r->group - r->window + 1 - k0", "r->group - r->window - k0", "ops_decode"),
     ("kernels/cpu/attn.c", "        *l *= factor;\n", "", "ops_decode"),
     ("kernels/cpu/attn.c", "(dev->steady_rows ? fwd_pages : fwd_block)", "fwd_block", "cache:any_arrival*"),
     ("kernels/cpu/attn_shared.c", "(dev->steady_rows ? fwd_gathered : fwd_token)", "fwd_token", "cache:any_arrival*"),

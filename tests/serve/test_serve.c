@@ -658,7 +658,7 @@ static void many_adapters(void **state)
 }
 
 /* Clients that keep the only slot in use do not keep another adapter waiting. */
-enum { BUSY = 100 };
+enum { BUSY = 80 };
 static void *run_busy(void *user)
 {
     struct client *c = user;
@@ -669,7 +669,7 @@ static void *run_busy(void *user)
 static void waits_in_turn(void **state)
 {
     (void)state;
-    static struct client busy[3];
+    static struct client busy[7];
     struct client other = {.reply = mem_alloc(REPLY)};
     char text[1024];
     if (!can_serve()) return;
