@@ -35,7 +35,7 @@ MUTATIONS = [
     ("train/gguf/gguf_items.c", "back ? v / factor : v * factor", "v", "gguf_model:gemma"),
     ("train/export/verify_gguf.c", "kind == GGUF_ROPE && check_rope(m, t)", "kind == GGUF_ROPE && false",
      "gguf_model:changed_rope"),
-    ("train/gguf/gguf_tokenizer.c", "w.bytes != gemma", "false", "gguf_model:tokenizers"),
+    ("train/gguf/gguf_tokenizer.c", "w->bytes && strlen(text) == 6", "false", "gguf_model:tokenizers"),
     ("train/gguf/gguf_items.c", "a->mamba.dt_min > 0.001", "a->mamba.dt_min > 1", "gguf_model:nemotron"),
     ("train/gguf/gguf_items.c", "|| a->router.scale != 1)", ")", "gguf_model:lfm2"),
     ("train/gguf/gguf_items.c", "a->qk_norm != QK_NORM_NONE && a->mixer[l] == &mixer_attention",

@@ -142,7 +142,7 @@ static int put_model(struct gguf_meta *m, const struct gguf_meta_model *model, s
     struct words w = {.n = model->arch->vocab};
     const bool gemma = is_gemma(root);
     if (json_opt_str(bpe, "type", &type, err) || json_opt_bool(bpe, "byte_fallback", &w.bytes, err)) return -1;
-    if (strcmp(type, "BPE") || w.bytes != gemma || (!split && !gemma))
+    if (strcmp(type, "BPE") || (!split && !gemma))
         return json_error(
             root, err,
             "llama.cpp has no name for this tokenizer that moetrain knows: export merged-bf16 and convert "
