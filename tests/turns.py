@@ -6,7 +6,7 @@
 
 N is the number of commits. It prints the tests as a regular expression of `ctest -R`, then the others, by name. The
 longest tests, most of them in the emulator, run at every sixth commit. Every other test runs at each commit: at two of
-three commits a quarter of the groups with AddressSanitizer and UBSan, the others without, and the quarter changes with
+three commits a fifth of the groups with AddressSanitizer and UBSan, the others without, and the fifth changes with
 N. At each third commit ThreadSanitizer is in turn; the second form says which: address or thread."""
 import json
 import re
@@ -18,7 +18,7 @@ import sys
 PLAIN = re.compile(
     r"ops_(?!kl).*|fakequant|parity|qat_parity|matrix|configs|plan_advice"
     r"|lint|results|ci|setup|symbols|package|emulat.*")
-SHARE = 4
+SHARE = 5  # no multiple of 3: at each third commit ThreadSanitizer is in turn
 LONGEST = [  # each at every sixth commit
     "emulated_hopper_ops_moe", "emulated_turn_ops_moe", "emulated_turn_ops_dense",
     "emulated_turn_ops_delta", "emulated_turn_ops_attn", "emulated_turn_ops_experts",
