@@ -78,15 +78,15 @@ expect 1 "FAILED: tests with sanitizers, exit code 1"
 stub bin/python3 '[ "$2" != sanitizer ]'
 expect 1 "FAILED: CUDA compiler, exit code 1"
 
-# Each test but the longest runs at each commit, and twice under AddressSanitizer in twelve commits. In three commits
+# Each test but the longest runs at each commit, and twice under AddressSanitizer in fifteen commits. In three commits
 # in a row ThreadSanitizer runs once, in six each of the longest tests once.
 PYTHONPATH=$root/tests python3 - << 'END' || failed=1
 from turns import LONGEST, PLAIN, chosen, sanitizer
 NAMES = {"train", "qat", "sweep", "hub", "cli", "ops_kl", "ops_moe", "qat_parity", "lint", "emulated_hopper_quant"}
 tests = [{"name": n, "properties": [{"name": "COST", "value": len(n)}]} for n in NAMES.union(LONGEST)]
 for first in range(12):
-    sanitized = [chosen(tests, "sanitized", first + k) for k in range(12)]
-    plain = [chosen(tests, "plain", first + k) for k in range(12)]
+    sanitized = [chosen(tests, "sanitized", first + k) for k in range(15)]
+    plain = [chosen(tests, "plain", first + k) for k in range(15)]
     for s, p in zip(sanitized, plain):
         assert s | p >= NAMES and not s & p, (first, s, p)
     assert sorted(sum(map(sorted, sanitized), [])) == sorted(2 * [n for n in NAMES if not PLAIN.fullmatch(n)]), first
