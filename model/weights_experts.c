@@ -37,11 +37,28 @@ static struct st_tensor own_part(const struct weights_read *f, const struct st_t
     return part;
 }
 
+/* Finds whether the stack `name` is [E, in, out]. Files of Qwen3-VL-MoE are, but those that transformers saved are
+ * [E, out, in]: transformers decides by the shape. So a square matrix has no known orientation. */
+static int find_transposed(const struct weights_read *f, const char *name, int64_t n_out, int64_t n_in, bool *turned)
+{
+    const struct st_tensor *t = safetensors_find(f->ck.st, name);
+    *turned = f->a->transposed_stacks;
+    if (!*turned || f->a->transposed_experts || !t || t->ndim != 3) return 0;
+    *turned = t->shape[1] != n_out || t->shape[2] != n_in;
+    if (n_out != n_in) return 0;
+    return err_set(
+        f->err,
+        "tensor %s has square matrices [%lld, %lld]: it may be [E, in, out] as published, or [E, out, in] as "
+        "transformers saves it",
+        name, (long long)n_out, (long long)n_in);
+}
+
 /* Loads one tensor for all experts; each expert is a source. Returns 1, 0 or -1, as source_find_stack. */
 static int load_stack(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     const int64_t count = f->own.count;
-    struct source all = {.n_out = n_out, .n_in = n_in, .transposed = f->a->transposed_stacks};
+    struct source all = {.n_out = n_out, .n_in = n_in};
+    if (find_transposed(f, name, n_out, n_in, &all.transposed)) return -1;
     const int found = source_find_stack(&all, &f->ck, name, f->ffn.n_exp, f->err);
     if (found <= 0) return found;
     struct st_tensor *part = mem_array(count, PLANES * sizeof(*part));

@@ -6,9 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/file/file.h"
 #include "data/safetensors.h"
+#include "tests/checkpoints.h"
 #include "tests/process.h"
 #include "train/synth/synth.h"
 
@@ -53,8 +55,8 @@ static void stacks_as_published(void **state)
     static const struct {
         const char *arch, *quant, *stack;
         int64_t rows, cols;
-    } all[] = {{"qwen3-vl-tiny", "bf16", VL, 128, 256},
-               {"qwen3-vl-tiny", "nvfp4", VL, 128, 256},
+    } all[] = {{"qwen3-vl-tiny", "bf16", VL, 192, 256},
+               {"qwen3-vl-tiny", "nvfp4", VL, 192, 256},
                {"gemma-tiny", "nvfp4", GEMMA, 256, 128}};
     for (int i = 0; i < MT_LEN(all); i++) {
         struct safetensors st;
@@ -67,6 +69,71 @@ static void stacks_as_published(void **state)
         assert_null(safetensors_find(&st, name));
         safetensors_close(&st);
     }
+}
+
+static const char *const stacks[] = {
+    "model.language_model.layers.0.mlp.experts.gate_up_proj", "model.language_model.layers.0.mlp.experts.down_proj",
+    "model.language_model.layers.2.mlp.experts.gate_up_proj", "model.language_model.layers.2.mlp.experts.down_proj"};
+
+/* The held-out loss of a checkpoint, as text; NULL: the error is in `said`. */
+static const char *loss_of(const char *model)
+{
+    static char text[4][128];
+    static int next;
+    char path[MT_PATH], ini[3 * MT_PATH], *out = text[next++ % 4];
+    struct err err;
+    const char *dir = scratch_dir();
+    snprintf(path, sizeof(path), "%s/run.ini", dir);
+    const int n = snprintf(ini, sizeof(ini),
+                           "[model]\npath = %s\n[data]\neval = %s/eval.jsonl\nformat = text\nseq_len = 48\n"
+                           "[train]\ndevice = cpu\n[output]\ndir = %s/out\n",
+                           model, fixture("parity/qwen3_vl"), dir);
+    if (file_write_atomic(path, ini, n, &err)) fail_msg("%s", err.msg);
+    if (RUN("eval", path, "--base")) return NULL;
+    const char *loss = strstr(said.out, "\"loss\":");
+    snprintf(out, sizeof(text[0]), "%.*s", (int)strcspn(loss ? loss : "", ","), loss ? loss : "");
+    return out;
+}
+
+/* Saves the checkpoint, with the tokenizer of the case. */
+static const char *save(const struct draft *d)
+{
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
+    const char *dir = draft_save(d, 1);
+    for (int i = 0; i < MT_LEN(files); i++) {
+        char from[MT_PATH], to[MT_PATH];
+        snprintf(from, sizeof(from), "%s/%s", fixture("parity/qwen3_vl"), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, files[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+    return dir;
+}
+
+/* transformers saves the stacks of Qwen3-VL as [E, out, in], and reads them by their shape. Square matrices are
+ * refused: transformers would read them as it saves them, vLLM as they are published. */
+static void stacks_as_transformers_saves_them(void **state)
+{
+    (void)state;
+    struct draft d;
+    draft_open_case(&d, "parity/qwen3_vl");
+    for (int i = 0; i < MT_LEN(stacks); i++) {
+        const struct st_entry *e = draft_find(&d, stacks[i]);
+        const int64_t n = e->shape[0], rows = e->shape[1], cols = e->shape[2];
+        const uint16_t *from = e->data;
+        uint16_t *to = mem_array(n * rows * cols, sizeof(*to));
+        for (int64_t k = 0; k < n * rows * cols; k++)
+            to[k / (rows * cols) * rows * cols + k % cols * rows + k / cols % rows] = from[k];
+        draft_put(&d, stacks[i], DT_BF16, 3, (int64_t[]){n, cols, rows}, to);
+    }
+    const char *published = loss_of(fixture("parity/qwen3_vl")), *saved = loss_of(save(&d));
+    if (!published || !saved) fail_msg("%s", said.err);
+    assert_true(strlen(published) > 10);
+    assert_string_equal(published, saved);
+    draft_config(&d, "\"moe_intermediate_size\": 24", "\"moe_intermediate_size\": 20");
+    draft_put(&d, stacks[0], DT_BF16, 3, (int64_t[]){6, 40, 40}, mem_array(6 * 40 * 40, 2));
+    assert_null(loss_of(save(&d)));
+    assert_says(said.err, "gate_up_proj has square matrices [40, 40]: it may be [E, in, out] as published, or ");
+    draft_free(&d);
 }
 
 /* Gemma-4 in FP8 has a matrix per expert. In layers whose values are keys the configuration excludes v_proj too: vLLM
@@ -127,7 +194,8 @@ static void rounding_that_outweighs_the_adapter(void **state)
 
 int test_export_stacks(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(stacks_as_published), cmocka_unit_test(single_experts_in_fp8),
-                                       cmocka_unit_test(rounding_that_outweighs_the_adapter)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stacks_as_published), cmocka_unit_test(stacks_as_transformers_saves_them),
+        cmocka_unit_test(single_experts_in_fp8), cmocka_unit_test(rounding_that_outweighs_the_adapter)};
     return cmocka_run_group_tests_name("export_stacks", tests, NULL, NULL);
 }

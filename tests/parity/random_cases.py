@@ -195,6 +195,11 @@ def qwen3(rng):
             plain_experts(rng) + plain_heads(rng) + flag(rng, "--attention-bias") + ["--keys", drawn_rope(rng, 0.3)])
 
 
+def qwen3_vl(rng):
+    """As qwen3, with experts that are wider than the hidden state: of square matrices the layout is not known."""
+    return qwen3(rng) + ["--inter", rng.choice([56, 80])]
+
+
 def olmoe(rng):
     """The norm of queries is as wide as the hidden state, the norm of keys may be narrower."""
     heads, per_key = rng.choice([(1, 1), (2, 1), (2, 2), (6, 1), (6, 3), (6, 6), (4, 2)])
@@ -246,7 +251,7 @@ def lfm2(rng):
              rng.choice([4, 8, 16, 24]), "--full-layers", *full])
 
 
-DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "qwen3_vl": qwen3, "olmoe": olmoe, "mixtral": mixtral,
+DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "qwen3_vl": qwen3_vl, "olmoe": olmoe, "mixtral": mixtral,
         "minimax_m2": minimax_m2, "lfm2": lfm2, "glm4": glm4, "glm4_lite": glm4_lite,
         "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
         "mistral4": mistral4, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,

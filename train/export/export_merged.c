@@ -127,9 +127,10 @@ static const char *rest_of(const struct merge *m, const char *name, int64_t *lay
 }
 
 /* The source's tensor `name` if it can be copied unchanged, else NULL. w: the same weight as the trainer loads it. */
-static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w)
+static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w, enum form form)
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
+    if (t && form == TRANSPOSED && t->shape[1] != w->n_in) return NULL; /* as transformers saved it */
     return t && weight_is_dense(w->format) && t->dtype != DT_U8 && t->dtype != DT_NONE ? t : NULL;
 }
 
@@ -208,7 +209,7 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
         how.b = adapters_find(ad, how.layer, target, true);
     }
     how.layout = layout_of(m, name, p, &how, how.form == TRANSPOSED, &as_read);
-    const struct st_tensor *t = how.layout || how.a || how.quantised ? NULL : as_it_is(m, name, w);
+    const struct st_tensor *t = how.layout || how.a || how.quantised ? NULL : as_it_is(m, name, w, how.form);
     if (how.layout) {
         if (!as_read || !add_codes(m, name, w->n_in, how, true)) add_codes(m, name, w->n_in, how, false);
         if (!is_mxfp4(m)) add_input_scale(m, name, p);
