@@ -228,6 +228,8 @@ MUTATIONS = [
     ("data/source/parquet_values.c", "v->p[b * v->n_split + i]", "v->p[i * width + b]", "tables:rows*"),
     ("data/rows.c", "r->chat.lost &= !(r->worse && r->lost);", "", "preferences:system*"),
     ("data/rows.c", "if (check_beside_texts(r, row, err)) return -1;", "", "preferences:system*"),
+    ("data/dataset/preference_rows.c", "const bool answer_only = prompted &&", "const bool answer_only = 0 &&",
+     "preferences:bad_rows"),
     ("data/dataset/preference_rows.c", "if (both && !same_value(", "if (0 && !same_value(", "preferences:bad_rows"),
     ("train/tools/first_row.c", "for (int i = 0; i < MT_LEN(trained); i++)", "for (int i = 0; i < 0; i++)",
      "suit:the_rows*"),

@@ -302,11 +302,14 @@ int preference_row_answer(struct text_buf *out, struct json row, bool worse, str
     const int rc = json_has(row, "responses") ? find_rated(row, two, err) : find_two(row, two, err);
     if (rc) return rc;
     const struct json own = two[worse], other = two[!worse];
-    if (is_list(two[0]) && is_text(two[1])) {
+    const bool prompted = find_prompt(row, &a.prompt);
+    const bool answer_only = prompted && a.prompt.value.node != two[0].node && begins_with_answer(two[0]);
+    if (is_list(two[0]) && is_text(two[1]) && !answer_only) {
         replace_last(&a, two[0], two[1], worse);
     } else if (is_text(two[0]) != is_text(two[1])) {
-        return json_error(row, err, "one answer is a text and the other a list of messages");
-    } else if (find_prompt(row, &a.prompt) && is_given(&a.prompt, row, own, other)) {
+        return json_error(row, err,
+                          "one answer is a text and the other a list of messages: write both in the same form");
+    } else if (prompted && is_given(&a.prompt, row, own, other)) {
         a.completion = whole(own);
     } else if (divide(&a, row, own, other, err)) {
         return -1;
