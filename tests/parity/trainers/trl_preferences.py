@@ -6,7 +6,8 @@
 A case is a checkpoint and an adapter of random_cases.py. Each objective trains it with DPOTrainer, KTOTrainer,
 ORPOTrainer or CPOTrainer and with moetrain, on the same rows in the same order. Starts: `fresh` (B = 0, reference:
 base), `initial` (the case's adapter, reference: its copy), `base` (the case's adapter, reference: base). moetrain
-divides its steps into micro-batches and ranks at random. Prints the largest error of each kind.
+divides its steps into micro-batches and ranks at random. Prompts have 1 to 130 words, answers one token to 15 words; a
+ninth of the pairs has equal answers. Prints the largest error of each kind.
 
 Where TRL's mean depends on the division into micro-batches, TRL runs with the division that gives moetrain's mean
 (PER_STEP below): - DPO's sft term is a mean over the tokens of a micro-batch, KTO's z one over its rows: a step, and
@@ -44,7 +45,6 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import compare
-import make_preference
 import peer
 import random_cases
 
@@ -93,28 +93,41 @@ OBJECTIVES = {
 
 # ---- rows
 
-def token_boundary(tokenizer, row):
-    """Whether the tokens of prompt and answer begin with the tokens of the prompt."""
+PROMPT_WORDS, ANSWER_WORDS = (1, 3, 6, 20, 60, 130), (1, 3, 6, 15)
+
+
+def answer(rng, words, tokenizer, prompt):
+    """An answer that begins at a token; half of the answers of one word are one token."""
     def ids(text):
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    prompt = ids(row["prompt"])
-    answers = [row[key] for key in ("chosen", "rejected", "completion") if key in row]
-    return prompt and all(ids(row["prompt"] + answer)[:len(prompt)] == prompt for answer in answers)
+    while True:
+        n, start = rng.choice(ANSWER_WORDS), rng.randrange(len(words) - 200)
+        text, before = " " + " ".join(words[start:start + n]), ids(prompt)
+        if n == 1 and rng.random() < 0.5:
+            text = rng.choice([" the", " and", "."])
+        if ids(prompt + text)[:len(before)] == before:
+            return text
 
 
-def write_rows(case, folder, kto):
-    """train.jsonl and eval.jsonl with rows of the case's texts; answers of 3 to 6 words."""
-    tokenizer, texts = peer.load_tokenizer(case), []
+def draw_row(rng, words, tokenizer, kto):
+    """A prompt of 1 to 130 words. A ninth of the pairs has equal answers."""
+    start = rng.randrange(len(words) - 200)
+    prompt = " ".join(words[start:start + rng.choice(PROMPT_WORDS)])
+    first, second = (answer(rng, words, tokenizer, prompt) for _ in range(2))
+    if kto:
+        return {"prompt": prompt, "completion": first, "label": rng.random() < 0.6}
+    return {"prompt": prompt, "chosen": first, "rejected": first if rng.random() < 1 / 9 else second}
+
+
+def write_rows(case, folder, kto, rng):
+    """train.jsonl and eval.jsonl with rows of the words of the case's texts."""
+    tokenizer, words = peer.load_tokenizer(case), []
     for name in ("train", "eval"):
-        texts += [row["text"] for row in peer.read_rows(f"{case}/{name}.jsonl")]
-    rows = make_preference.make_rows(texts, "kto" if kto else "dpo")
-    rows = [row for row in rows if token_boundary(tokenizer, row)]
-    n = STEPS * PER_STEP
-    assert len(rows) >= n + HELD_OUT, len(rows)
-    for name, part in (("train", rows[:n]), ("eval", rows[-HELD_OUT:])):
+        words += [word for row in peer.read_rows(f"{case}/{name}.jsonl") for word in row["text"].split()]
+    for name, n in (("train", STEPS * PER_STEP), ("eval", HELD_OUT)):
         with open(f"{folder}/{name}.jsonl", "w") as f:
-            f.writelines(json.dumps(row) + "\n" for row in part)
+            f.writelines(json.dumps(draw_row(rng, words, tokenizer, kto)) + "\n" for _ in range(n))
 
 
 # ---- TRL
@@ -181,7 +194,7 @@ def moetrain_run(a, case, folder, start, objective, settings):
     words += [f"objective.reference={'initial' if start == 'initial' else 'base'}"] if needs else []
     words += [word for word in settings if needs or "reference_cache" not in word]
     words += [f"data.train={folder}/train.jsonl", f"data.eval={folder}/eval.jsonl", "data.format=auto",
-              "data.seq_len=512", "eval.at_start=false", "train.seed=1",
+              "data.seq_len=1024", "eval.at_start=false", "train.seed=1",
               f"lora.init_from={folder}/before"]
     compare.train(case, a.moetrain, f"{folder}/out", words)
 
@@ -217,9 +230,9 @@ def against(folder, logs, held_out, kto):
     return result
 
 
-def one(a, case, folder, start, objective, settings):
+def one(a, case, folder, start, objective, settings, rng):
     os.makedirs(folder)
-    write_rows(case, folder, objective.kto)
+    write_rows(case, folder, objective.kto, rng)
     setup = compare.expected_of(case)["setup"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         logs, held_out = trl_run(case, folder, start, objective, setup)
@@ -239,7 +252,7 @@ def run_case(a, family, seed):
         for name in a.only or OBJECTIVES:
             for start in OBJECTIVES[name].starts:
                 settings, folder = divisions(rng), f"{scratch}/{name}-{start}"
-                bad, text = one(a, case, folder, start, OBJECTIVES[name], settings)
+                bad, text = one(a, case, folder, start, OBJECTIVES[name], settings, rng)
                 print(f"{'FAIL' if bad else 'ok  '} {family} {seed} {name} {start}: {text}", flush=True)
                 for line in bad:
                     print(f"     {line}")
