@@ -1,7 +1,7 @@
 /* block.c - one layer: forward in four numbered steps, backward in the same steps in reverse order.
  *
- *   x [T,D] -> 1 norm -> attn_norm -> 2 mixer -> + x = h [T,D]        mixer: attention                 mixer_*.c
- *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]        ffn:   experts, or dense   ffn_*.c
+ *   x [T,D] -> 1 norm -> attn_norm -> 2 mixer -> + x = h [T,D]    mixer: attention or recurrence   layers/mixer_*.c
+ *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]    ffn:   experts, or dense         layers/ffn_*.c
  *
  * A layer may lack the mixer (then h is x) or the network (y is h). Some families normalise the output of either:
  * steps 2 and 4 do so before they add the residual. Some multiply y by a number.

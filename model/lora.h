@@ -84,8 +84,9 @@ struct amax_table {
 struct adapters {
     int64_t r;                  /* lora rank of targets that lora_options.ranks does not name */
     int64_t rank[LORA_TARGETS]; /* lora rank of each target; r if it is not trained */
-    /* Lora ranks in the device layout: rounded up to a multiple that the device needs. q, k and v share one product and
-     * have the largest rank of the three. Values beyond rank[] are zero and stay zero. */
+    /* Lora ranks in the device layout: rounded up to a multiple that the device needs. Targets that share a product,
+     * such as q, k and v, have the largest rank of those that are trained. Values beyond rank[] are zero and stay zero.
+     */
     int64_t padded_rank[LORA_TARGETS];
     double alpha, dropout;
     double alpha_of[LORA_TARGETS]; /* alpha where lora_options.alphas does not name the target */

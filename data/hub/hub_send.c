@@ -147,7 +147,8 @@ static void read_why(struct one_try *t)
     json_free(doc);
 }
 
-/* One try. 1: try again after *wait_s; s->why has the reason. -1: err is set. */
+/* One try. 0: an answer, s->status says which. 1: try again, after at least *wait_s seconds (0: the hub named none);
+ * the reason is s->status from 400 on, and s->why if it is not empty. -1: err is set. */
 static int try_once(const struct hub_env *env, struct hub_send *s, int64_t *wait_s, struct err *err)
 {
     struct one_try t = {.s = s, .easy = hub_curl.easy_init()};

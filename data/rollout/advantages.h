@@ -4,7 +4,8 @@
 
 #include "kernels/base.h"
 
-/* Mean and standard deviation of the n values x[0], x[stride], .., without NaN. std divides by n - 1. */
+/* Mean and standard deviation of the n values x[0], x[stride], ..; NaN values are skipped, and the member n counts the
+ * others. std divides by their number - 1. */
 struct moments {
     int64_t n;
     double mean, std; /* NaN where n is 0; where n is less than 2 */

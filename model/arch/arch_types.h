@@ -101,9 +101,9 @@ struct conv_arch {
 /* Compressed attention (mixer_compressed.c): the kind of a layer, and the sizes. */
 enum compress_kind { COMPRESS_NONE, COMPRESS_HEAVY, COMPRESS_SPARSE };
 struct compress_arch {
-    int64_t q_lora, n_group, o_lora;       /* width of the queries' projection; the output's groups and their width */
-    int64_t rope;                          /* rotated columns of a head, its last ones */
-    int64_t ratio[COMPRESS_SPARSE + 1];    /* tokens per entry of each kind */
+    int64_t q_lora, n_group, o_lora;    /* columns of q_a; groups of the output projection, columns of o_a for each */
+    int64_t rope;                       /* rotated columns of a head, its last ones */
+    int64_t ratio[COMPRESS_SPARSE + 1]; /* tokens per entry of each kind */
     int64_t n_index, index_dim, index_top; /* of the indexer: heads, their width, entries per token */
     enum compress_kind kind[MT_MAX_LAYERS];
 };

@@ -247,7 +247,7 @@ static int run_lanes(struct warp *w, uint32_t mask, int32_t pc, int32_t other, i
     return n;
 }
 
-/* One turn. Returns whether the warp did more than fail the same wait again. */
+/* One turn. Returns false if it ended at the wait that failed last, within 64 instructions: the warp only polls. */
 static bool run_turn(struct warp *w)
 {
     int left = seed() ? 1 + (int)draw(w->block, SHORT_TURN) : TURN;

@@ -134,7 +134,7 @@ static void test_closing(void **state)
     assert_says(said.err, "--set data.eval=FILE\n");
 }
 
-/* The suggested export is the one with the weights that training read, if the family has it. */
+/* The suggested export has the merged weights that training read, if the family has such an export; else vllm. */
 static void test_closing_of_qat(void **state)
 {
     (void)state;

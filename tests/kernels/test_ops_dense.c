@@ -619,7 +619,8 @@ static void loss_head_extremes(void **state)
     op_check_end(&dev);
 }
 
-/* The last shape has a gradient with enough tiles for the kernel of dense layers. */
+/* In the last shape the tiles of dx fill 0.97 of a round of 132 multiprocessors, so choice_fused_head takes the kernel
+ * of sm90/dense_wgmma.cu on Hopper, instead of cuBLASLt. */
 static const struct ce_shape gpu_ce_shapes[] = {
     {0, 8, 5, 0, 16, WF_BF16, true},        {80, 64, 1000, 0, 16, WF_NF4, true},
     {80, 72, 1000, 1, 1, WF_BF16, true},    {80, 8, 5, 5, 1, WF_F16, true},

@@ -507,7 +507,7 @@ static void test_kinds_of_the_weights(void **state)
     }
 }
 
-/* Removes the tensors of which `part` is in the name, but not `kept`. */
+/* Removes the tensors whose name contains `part`, except the one named `kept`; "": no exception. */
 static void drop_named(struct loading *l, const char *part, const char *kept)
 {
     struct safetensors *st = &l->m.st;

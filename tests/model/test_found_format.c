@@ -1,4 +1,5 @@
-/* test_found_format.c - `export --verify` finds the format of an export: every format of a family under every name. */
+/* test_found_format.c - `export --verify` finds the format of an export: for three families, each listed export under
+ * the name of each listed format: its own is accepted, another is refused, and the right one named. */
 #include <stdio.h>
 #include <string.h>
 

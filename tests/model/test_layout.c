@@ -207,7 +207,7 @@ static void replace_line(const char *out, const char *file)
 }
 
 /* Rewrites masters and moments of the checkpoint in the layout of t's device. `spoil` is written into the padding of
- * layer 0's q_proj.lora_B. */
+ * the first moments of layer 0's q_proj.lora_B. */
 static void write_padded(struct tiny *t, const char *out, float spoil)
 {
     static const char *const names[] = {"param", "m", "v"};

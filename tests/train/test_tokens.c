@@ -115,6 +115,23 @@ static void batches(void **state)
     assert_says(said.err, "loss_on");
 }
 
+/* Rollouts are documents, not pairs; here an odd number of them. */
+static void rollouts(void **state)
+{
+    (void)state;
+    char set[MT_PATH + 32], text[512] = "";
+    for (int i = 0; i < 3; i++)
+        strcat(text, "{\"prompt_ids\": [5, 6], \"completion_ids\": [7, 8], \"reward\": 1, \"group\": 0, "
+                     "\"logprobs\": [-1, -1]}\n");
+    snprintf(set, sizeof(set), "data.train=%s", write_text(scratch_dir(), "rollouts.jsonl", text));
+    if (RUN("tokens", process_config("[objective]\nkind = grpo\n"), "--set", set, "--set", "data.eval=", "--set",
+            "data.format=rollouts", "--set", "objective.num_generations=3", "--set", "train.micro_batch=3", "--set",
+            "train.grad_accum=1"))
+        fail_msg("%s", said.err);
+    assert_says(said.out, "---- document 2: ");
+    assert_null(strstr(said.out, "chosen"));
+}
+
 /* The page shows conversations that training refuses, with the reason. A conversation that is trained only as split
  * samples has no loss spans as a whole. */
 static void refused_conversations(void **state)
@@ -303,11 +320,17 @@ static void wrong_arguments(void **state)
 int test_tokens(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages),        cmocka_unit_test(batches),
-        cmocka_unit_test(text_is_escaped), cmocka_unit_test(raw_text),
-        cmocka_unit_test(wrong_arguments), cmocka_unit_test(refused_conversations),
-        cmocka_unit_test(held_out),        cmocka_unit_test(appended_ends),
-        cmocka_unit_test(other_ends),      cmocka_unit_test(messages_from_a_pipe),
+        cmocka_unit_test(messages),
+        cmocka_unit_test(batches),
+        cmocka_unit_test(rollouts),
+        cmocka_unit_test(text_is_escaped),
+        cmocka_unit_test(raw_text),
+        cmocka_unit_test(wrong_arguments),
+        cmocka_unit_test(refused_conversations),
+        cmocka_unit_test(held_out),
+        cmocka_unit_test(appended_ends),
+        cmocka_unit_test(other_ends),
+        cmocka_unit_test(messages_from_a_pipe),
     };
     return cmocka_run_group_tests_name("tokens", tests, NULL, NULL);
 }

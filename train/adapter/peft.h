@@ -17,8 +17,9 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
  * matrices (gate_proj, up_proj or w1, w3), r of ad must be twice that of the file, and alpha must give the same scale.
  * Ranks that the file does not fill keep the A of ad and get B = 0. */
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
-/* Checks that peft_load can read dir into adapters that adapters_plan filled; reads no values. The error names every
- * setting that differs, and the layers whose targets differ. */
+/* Checks the settings, layers and layout of experts of dir as peft_load does, for adapters that adapters_plan filled;
+ * not each tensor's presence, shape, type or values. The error names the settings that differ, or else the first target
+ * that only some layers have. */
 int peft_check(const struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
 /* adapters.step of the file in dir; 0: unknown, or no readable file. */
 int64_t peft_step(const char *dir);

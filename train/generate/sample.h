@@ -5,7 +5,8 @@
 #include "data/json/json.h"
 #include "kernels/ops/ops.h"
 
-/* How tokens are chosen: sample_params_default, then changes. kernels/ops/ops.h defines filters and penalties. */
+/* How tokens are chosen: sample_params_default, then changes. kernels/ops/ defines filters (sample_fn of
+ * ops.h) and penalties (struct sample_edit of sampling.h). */
 struct sample_params {
     double temperature;  /* 0: the likeliest token each time; else at least 0.01 */
     double top_p, min_p; /* 1 and 0: off */

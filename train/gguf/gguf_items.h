@@ -65,9 +65,9 @@ struct gguf_items {
 int gguf_items_check(const struct arch *a, struct err *err) MT_CHECK;
 /* Returns n of models with gated DeltaNet in which every n-th layer has attention instead. */
 int64_t gguf_items_interval(const struct arch *a);
-/* Lists all tensors, in the order of the layers. matrices: the type of matrices whose rows are whole blocks of this
- * type; other matrices, and those of gguf_items_type, are F16. Experts of gpt-oss are MXFP4 unless `matrices` is F32 or
- * F16. */
+/* Lists all tensors, in the order of the layers. matrices: the type of matrices. A matrix is F16 instead if its rows
+ * are not whole blocks of this type, or where gguf_items_type says so. Experts of gpt-oss are MXFP4 unless `matrices`
+ * is F32 or F16. */
 void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_type matrices);
 void gguf_items_free(struct gguf_items *list);
 /* Sets out [head_dim / 2]: by what llama.cpp divides the frequency of every pair of a layer with proportional RoPE. */

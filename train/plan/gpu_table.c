@@ -109,8 +109,8 @@ static int read_size(struct gpu_model *card, const char *name, struct err *err)
     return 1;
 }
 
-/* The rates that training reaches with full tiles. With these factors the estimates for large micro-batches are within
- * a tenth of the steps in RESULTS.md. */
+/* The rates that training reaches with full tiles. With these factors the estimates for large micro-batches were
+ * within a sixth of the steps in RESULTS.md, for the five models compared. */
 static struct roofs rates_of(int i)
 {
     return (struct roofs){.flops = 0.52e12 * cards[i].tflops, .bytes = 0.85e9 * cards[i].gbs};

@@ -99,8 +99,9 @@ struct plan_probe {
     const struct plan_request *q;
     struct device dev;
     struct model model;
-    struct model_batch
-        batch; /* the largest micro-batch: every sequence is full, and every token is a document and labelled */
+    /* Upper bounds that no batch reaches together: all tokens of the largest micro-batch, as many documents and labels
+     * as tokens, the length of a full sequence. */
+    struct model_batch batch;
 };
 int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const struct model_options *opt,
                     struct err *err) MT_CHECK;

@@ -5,7 +5,7 @@
 #include "kernels/base.h"
 
 struct verify_text {
-    const char *text; /* valid UTF-8, without special tokens and reasoning; NULL: none */
+    const char *text; /* valid UTF-8; NULL: none. Whoever has one says whether it has reasoning and special tokens. */
     int64_t size;
 };
 /* NONE: nothing can be compared, because the reference is missing, or has no number, box or JSON. */

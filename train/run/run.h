@@ -65,7 +65,7 @@ int run_open_prompt_texts(struct run *r, bool train, struct err *err) MT_CHECK;
 /* As run_open_data, for data.format = rollouts: fills r->rollouts, and r->train with their documents. Errors: the rows
  * are not whole generations, or lack a key that the settings read. */
 int run_open_rollouts(struct run *r, struct err *err) MT_CHECK;
-/* The request of a plan for a run that is open without a model. */
+/* The request of a plan, for a run whose headers are open and whose weights are not loaded. */
 struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use);
 /* Makes the plan, allocates the arenas, loads weights and adapters, and prints the time. adapter_dir: a PEFT directory
  * with the adapters; NULL: new adapters. */

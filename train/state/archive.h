@@ -8,8 +8,8 @@
  * dir/archive-N and logs it. Other files stay. After an error all files are back in dir. */
 int archive_run(const char *dir, struct err *err) MT_CHECK;
 /* checkpoints: moves the checkpoints of steps after `step` from dir/checkpoints to dir/archive-N/checkpoints. best:
- * moves dir/best to dir/archive-N. Logs the move. After an error the entries that were already moved are in
- * dir/archive-N, and a warning names it. */
+ * moves dir/best to dir/archive-N. Logs the move. After an error `best` is moved back to dir; checkpoints that
+ * were already moved stay in dir/archive-N, and a warning names it. */
 int archive_later(const char *dir, int64_t step, bool checkpoints, bool best, struct err *err) MT_CHECK;
 /* Undoes archive_run or archive_later of a killed process. If dir has a newer output of the same name, the newer one
  * stays, the older one goes to archive-N, and a warning names archive-N. */

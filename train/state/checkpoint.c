@@ -1,5 +1,6 @@
 /* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
  *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for other programs; not read back
+ *     adapter/README.md   the model card; not read back, not in the manifest
  *     best/ the run's best/ at this step, if a later one has replaced it (train/state/best.c); not in the manifest
  *     adapter/quant_amax.safetensors   with quant.amax = static or quant.activations (train/adapter/amax_file.h)
  *     optimizer.safetensors   "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout

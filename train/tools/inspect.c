@@ -339,9 +339,8 @@ static int print_adapter(struct json config, FILE *out, struct err *err)
     return 0;
 }
 
-/* Prints the bytes of the weights with one value of model.quantize, from a dry run of the loader. True: all experts are
- * already packed in 4 bits.
- */
+/* Prints the bytes of the weights with one value of model.quantize, from a dry run of the loader. True: the
+ * value is none, and the experts of the last layer are packed in 4 bits. */
 static bool print_held(const struct arch *a, const struct safetensors *st, const struct quantize *q, FILE *out)
 {
     struct device dev = {.dry_run = true, .weights = arena_measure("weights")};

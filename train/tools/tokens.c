@@ -86,18 +86,18 @@ static void put_token(struct tokens *t, const struct tokenizer *tok, int32_t id,
 
 /* ---- a micro-batch ---- */
 
-/* The description of a document: its side of a pair, or its label; "" for other documents. */
+/* The description of a document: its side of a pair, or its label; "" for other documents, such as rollouts. */
 struct side {
     bool pairs;
     char name[16], shared[64], json[80];
 };
 
-static struct side side_of(const struct batch *b, int64_t seq)
+static struct side side_of(const struct run *r, const struct batch *b, int64_t seq)
 {
-    struct side s = {.pairs = b->n_answer && !b->good};
+    struct side s = {.pairs = run_objective(r->cfg)->format == DATA_PREFERENCE};
     const int32_t *x = b->tok + b->cu[seq], *y = b->tok + b->cu[seq + 1];
     int64_t n = 0;
-    if (!b->n_answer) return s;
+    if (!s.pairs && !b->good) return s;
     if (b->good) {
         snprintf(s.name, sizeof(s.name), ", %s", b->good[seq] ? "good" : "bad");
         snprintf(s.json, sizeof(s.json), "\"label\": %s, ", b->good[seq] ? "true" : "false");
@@ -119,7 +119,7 @@ static void put_document(struct tokens *t, const struct run *r, const struct bat
     int64_t targets = 0;
     char title[224];
     for (int64_t i = begin; i < end; i++) targets += mask[i];
-    const struct side side = side_of(b, seq);
+    const struct side side = side_of(r, b, seq);
     snprintf(title, sizeof(title), "%s%lld%s: %lld token%s, %lld with loss%s", side.pairs ? "pair " : "document ",
              (long long)(side.pairs ? seq / 2 : seq), side.name, (long long)(end - begin), str_plural(end - begin),
              (long long)targets, side.shared);

@@ -215,7 +215,8 @@ static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const str
     }
 }
 
-/* GROUPED_GLU_BWD: prefetched values of this thread's two rows: slots, then gates and pre of 32 columns. */
+/* GROUPED_GLU_BWD: prefetched values of this thread's two rows: the row's place in g.gate; the router's gate there;
+ * this thread's 8 values of pre in 32 columns. */
 struct two_rows {
     int slot[2];
     float weight[2];
