@@ -72,6 +72,21 @@ static void files_that_do_not_fit(void **state)
     }
 }
 
+/* A model can sample the token of byte 0. Such an answer is in no pair; the other answers are. */
+static void nul_character(void **state)
+{
+    (void)state;
+    char out[MT_PATH], text[4096];
+    const char *rows = put("rows.jsonl", "{\"prompt\": \"1+1=\"}\n");
+    const char *answers = put("answers.jsonl", ANSWER("0", "true", "2\\u0000") ANSWER("0", "true", "two")
+                                                   ANSWER("0", "false", "\\u0000") ANSWER("0", "false", "3"));
+    snprintf(out, sizeof(out), "%s/nul.jsonl", scratch_dir());
+    if (RUN("pairs", rows, answers, "--out", out)) fail_msg("%s", said.err);
+    assert_says(said.err, "2 answers have a NUL character, which training refuses: left out");
+    process_read(out, text, sizeof(text));
+    assert_string_equal(text, "{\"prompt\": \"1+1=\", \"chosen\": \"two\", \"rejected\": \"3\"}\n");
+}
+
 /* Pairs with --checkpoint are those that `init` and training take. */
 static void refused_by_training(void **state)
 {
@@ -106,6 +121,6 @@ static void refused_by_training(void **state)
 int test_pairs(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(best_and_worst), cmocka_unit_test(files_that_do_not_fit),
-                                       cmocka_unit_test(refused_by_training)};
+                                       cmocka_unit_test(nul_character), cmocka_unit_test(refused_by_training)};
     return cmocka_run_group_tests_name("pairs", tests, NULL, NULL);
 }

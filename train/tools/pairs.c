@@ -56,7 +56,7 @@ static void close_lines(struct lines *l)
 struct judged {
     char *best, *worst;
     double high, low;
-    int64_t n, n_cut; /* n_cut: of them cut by the limit of tokens */
+    int64_t n, n_cut, n_nul; /* of n: cut by the limit of tokens; with a NUL character, which training refuses */
 };
 
 static void free_judged(struct judged *j)
@@ -88,13 +88,16 @@ static int take(struct judged *j, struct json answer, bool messages, struct err 
     const char *key = messages && json_has(answer, "content") ? "content" : "text";
     const char *text, *reason = "";
     double score;
-    if (json_get_str(answer, key, &text, err) || json_opt_str(answer, "finish_reason", &reason, err) ||
+    int64_t size;
+    if (json_str(json_find(answer, key), &text, &size, err) || json_opt_str(answer, "finish_reason", &reason, err) ||
         score_of(answer, &score, err))
         return -1;
     const bool cut = !strcmp(reason, "length");
     j->n++;
     j->n_cut += cut;
-    if (!(fabs(score) < INFINITY) || text_is_blank(text, (int64_t)strlen(text))) return 0;
+    const bool has_nul = (int64_t)strlen(text) != size;
+    j->n_nul += has_nul;
+    if (!(fabs(score) < INFINITY) || has_nul || text_is_blank(text, size)) return 0;
     if (score > j->high && !cut) {
         mem_free(j->best);
         j->best = mem_strdup(text);
@@ -254,7 +257,7 @@ int pairs_run(const struct pairs_options *o, FILE *report, struct err *err)
     struct judged j = {.n = 0};
     struct text_buf out = {0};
     struct trainer trainer = {.tok = NULL};
-    int64_t n_row = 0, n_answer = 0, n_cut = 0, n_pair = 0;
+    int64_t n_row = 0, n_answer = 0, n_cut = 0, n_nul = 0, n_pair = 0;
     int rc = open_lines(&rows, o->rows, err);
     if (!rc) rc = open_lines(&answers, o->answers, err);
     if (!rc) rc = open_trainer(&trainer, o->checkpoint, err);
@@ -263,6 +266,7 @@ int pairs_run(const struct pairs_options *o, FILE *report, struct err *err)
         n_row++;
         n_answer += j.n;
         n_cut += j.n_cut;
+        n_nul += j.n_nul;
         if (!(j.high > j.low)) continue;
         const int64_t before = out.size;
         if ((rc = put_pair(&out, json_root(rows.doc), &j, err))) break;
@@ -271,6 +275,9 @@ int pairs_run(const struct pairs_options *o, FILE *report, struct err *err)
         else
             out.size = before;
     }
+    if (!rc && n_nul)
+        log_warn("%lld answer%s a NUL character, which training refuses: left out", (long long)n_nul,
+                 n_nul == 1 ? " has" : "s have");
     if (!rc) tell_of_trainer(&trainer);
     if (!rc && !n_pair && trainer.n_refused)
         rc = err_set(err, "%s: training refuses every pair: correct the answers, or the chat template of %s",
