@@ -17,11 +17,11 @@ static void print_dataset(const char *what, const struct dataset *ds, bool rows,
              what, str_count(a, ds->n_docs), str_plural(ds->n_docs), str_count(b, ds->n_tokens),
              str_plural(ds->n_tokens), (long long)longest,
              100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1), (long long)duplicates_in(ds));
+    const bool answers = ds->pairs || ds->good; /* these are dropped as whole rows */
     if (rows)
-        log_info(
-            "%s: %s row%s, %lld bad; documents longer than seq_len: %lld (%s); nothing to train on: %lld (dropped)",
-            what, str_count(a, ds->n_rows), str_plural(ds->n_rows), (long long)ds->n_bad, (long long)ds->n_overlong,
-            cut ? "truncated" : "dropped", (long long)ds->n_unlabelled);
+        log_info("%s: %s row%s, %lld bad; %s longer than seq_len: %lld (%s); nothing to train on: %lld (dropped)", what,
+                 str_count(a, ds->n_rows), str_plural(ds->n_rows), (long long)ds->n_bad, answers ? "rows" : "documents",
+                 (long long)ds->n_overlong, cut && !answers ? "truncated" : "dropped", (long long)ds->n_unlabelled);
 }
 
 /* The options for data.eval, whose rows may have another form than those of data.train. */
