@@ -693,7 +693,8 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     const char *preference = answers ? NULL : preference_row_key(row, format != DATA_TEXT && format != DATA_TOKENS);
     if (preference)
         return json_error(
-            row, err, "has `%s`, a key of preference data: set objective.kind to dpo, orpo or kto, or %s", preference,
+            row, err, "has `%s`, a key of preference data: set objective.kind = %s, or %s", preference,
+            strncmp(preference, "rejected", 8) != 0 ? "kto" : "dpo",
             strncmp(preference, "rejected", 8) != 0 ? "keep the rows in which it is true, and remove the key"
             : preference[8]                         ? "to train on the good answers, remove the key"
                             : "name the columns to train on, as in data.columns = prompt=prompt,completion=chosen");
