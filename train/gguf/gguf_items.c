@@ -43,7 +43,8 @@ static const struct family *family_of(const struct arch *a)
 
 static int differs(const char *what, struct err *err)
 {
-    return err_set(err, "llama.cpp computes this family with other %s: export merged-bf16", what);
+    return err_set(err, "llama.cpp's code for this family expects other %s than this model has: export merged-bf16",
+                   what);
 }
 
 /* Whether the layers have the windows that llama.cpp assumes: in gpt-oss layers 0, 2, 4, ...; in other families
