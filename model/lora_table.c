@@ -129,8 +129,8 @@ bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *te
     const struct cover *other = &of[recurrent], *attention = &of[KIND_ATTENTION];
     const enum kind missed = other->chosen ? KIND_ATTENTION : recurrent;
     if (!other->n_layer || !attention->n_layer || other->chosen == attention->chosen) return false;
-    snprintf(text, size, "the %s of %lld of %lld layers has no adapters; mixers in lora.targets adapts both kinds",
-             kinds[missed].name, (long long)of[missed].n_layer, (long long)a->n_layer);
+    snprintf(text, size, "%lld of %lld layers have no adapters of their %s; mixers in lora.targets adapts both kinds",
+             (long long)of[missed].n_layer, (long long)a->n_layer, kinds[missed].name);
     return true;
 }
 

@@ -101,6 +101,7 @@ MUTATIONS = [
      "online_runs:commands*"),
     ("train/answers/questions.c", "!(ds->pairs && d % 2) &&", "", "preference:commands*"),
     ("train/tools/pairs.c", "json_type(prompt) == JSON_ARRAY ? prompt :", "0 ? prompt :", "pairs"),
+    ("train/config/config_print.c", "fabs(v) < 1e6", "fabs(v) < 1", "config:numbers_read_back_exactly"),
     ("train/tools/pairs.c", "|| has_nul ||", "||", "pairs:nul_character"),
     ("train/tools/pairs.c", "if (score < j->low) {", "if (score > j->low) {", "pairs"),
     ("data/prefix.c", "if (s % group == 0)", "if (s == 0)", "prefix"),

@@ -91,11 +91,11 @@ static void table_shows_the_share_of_each_kind(void **state)
     } rows[] = {
         {"all-linear", "", {100, 100, 100, 100}, NULL},
         {"mixers", "", {100, 100, -1, -1}, NULL},
-        {"q_proj,k_proj,v_proj,o_proj", "", {-1, 100, -1, -1}, "the gated DeltaNet of 3 of 4 layers has no"},
-        {"q_proj,k_proj,v_proj,o_proj,experts", "", {-1, 100, 100, -1}, "the gated DeltaNet of 3 of 4 layers"},
+        {"q_proj,k_proj,v_proj,o_proj", "", {-1, 100, -1, -1}, "adapters of their gated DeltaNet"},
+        {"q_proj,k_proj,v_proj,o_proj,experts", "", {-1, 100, 100, -1}, "adapters of their gated DeltaNet"},
         /* q with its gate 128 rows, k and v 32 each, o 64 columns */
-        {"q_proj,o_proj", "", {-1, 75, -1, -1}, "the gated DeltaNet of 3 of 4 layers has no adapters; mixers"},
-        {"in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,out_proj", "", {100, -1, -1, -1}, "the attention of 1 of 4"},
+        {"q_proj,o_proj", "", {-1, 75, -1, -1}, "3 of 4 layers have no adapters of their gated DeltaNet; mixers"},
+        {"in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,out_proj", "", {100, -1, -1, -1}, "adapters of their attention"},
         {"out_proj,o_proj", "3", {0, 25, -1, -1}, NULL},
         {"shared_experts,experts", "0,3", {-1, -1, 50, 50}, NULL}};
     static const char *const names[][2] = {{"gated DeltaNet          3", "mixers"},

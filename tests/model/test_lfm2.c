@@ -95,8 +95,8 @@ static void targets(void **state)
     static const struct {
         const char *targets, *same, *missed;
     } rows[] = {{"out_proj", "o_proj,conv_out_proj", NULL},
-                {"in_proj", "conv_in_proj", "the attention of 1 of 4 layers has no adapters"},
-                {"q_proj,o_proj", "o_proj,q_proj", "the short convolutions of 3 of 4 layers has no adapters"},
+                {"in_proj", "conv_in_proj", "1 of 4 layers have no adapters of their attention"},
+                {"q_proj,o_proj", "o_proj,q_proj", "3 of 4 layers have no adapters of their short convolutions"},
                 {"mixers", "q_proj,k_proj,v_proj,out_proj,in_proj", NULL},
                 {"all-linear", "mixers,experts,dense", NULL}};
     for (int i = 0; i < MT_LEN(rows); i++) {

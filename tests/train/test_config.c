@@ -249,7 +249,7 @@ static void numbers_read_back_exactly(void **state)
     struct config c = fresh();
     set(&c, "optim.lr=0.1");
     char *dump = config_dump(&c);
-    assert_non_null(strstr(dump, "\nlr = 0.1\n")); /* the shortest text */
+    assert_true(strstr(dump, "\nlr = 0.1\n") && strstr(dump, "\ntimeout_s = 60\n")); /* the shortest text */
     mem_free(dump);
 }
 

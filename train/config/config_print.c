@@ -9,7 +9,7 @@
 
 static const char *const kind_names[] = {"int", "real", "bool", "enum", "text", "text"};
 
-/* The shortest decimal text that reads back as v. */
+/* The shortest decimal text that reads back as v; 60 and not 6e+01, up to a million. */
 static void print_real(FILE *out, double v)
 {
     char text[40];
@@ -17,6 +17,7 @@ static void print_real(FILE *out, double v)
         snprintf(text, sizeof(text), "%.*g", digits, v);
         if (strtod(text, NULL) == v) break;
     }
+    if (strchr(text, '+') && fabs(v) < 1e6) snprintf(text, sizeof(text), "%.0f", v);
     fputs(text, out);
 }
 
