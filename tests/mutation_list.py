@@ -409,6 +409,8 @@ MUTATIONS = [
     ("train/rollout/episode.c", "e->mask[i] = 0;", "e->mask[i] = 1;", "online_turns:kills*"),
     ("train/report/compare.c", "MT_MAX(h->reward.n - BATCHES, 0)", "0", "compare:rewards"),
     ("train/report/history.c", "        h->rollouts.first_eval = h->rollouts.eval_step.n;\n", "", "compare:rewards"),
+    ("train/report/history_events.c", "    add_rewards(h, event);\n", "", "online_turns:held_out"),
+    ("train/report/report.c", "if (h->null.v[i] > 0) return true;", "{}", "online_runs:nulls_and_truncation"),
     ("train/generate/generate_rows.c", "if (k == TOLD || g->told_keys[k]) continue;", "", "generate_rows:answers"),
     ("train/reward/environment.c", "if (step) e->program.n_failed = 0;", "e->program.n_failed = 0;",
      "environment:failures"),

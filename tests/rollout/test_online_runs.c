@@ -226,6 +226,9 @@ static void nulls_and_truncation(void **state)
     assert_true(number_of(some, "rollouts", 1, "rewards/p/null") == 1);
     assert_true(number_of(some, "rollouts", 2, "reward_null") == 0);
     assert_true(number_of(some, "eval", 1, "eval_reward_null") == 0);
+    static char page[1 << 18];
+    process_read(process_output(some, "report.html"), page, sizeof(page));
+    assert_says(page, "<h2>Rows without a reward</h2>");
 #define CUT "objective.max_completion_length=1", "--set", "train.steps=1", "--set", "objective.mask_truncated="
     const char *cut = config_of("");
     if (RUN(SETS(cut, "--set", CUT "true", "--set", "reward.form=format"))) fail_msg("%s", said.err);

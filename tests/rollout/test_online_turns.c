@@ -394,6 +394,9 @@ static void held_out(void **state)
     assert_true(said_number("1", "rewards/won/pass_at") == said_number("rewards/won/mean", NULL));
     process_read(process_output(run, "report.html"), text, sizeof(text));
     assert_says(text, "<h2>Turns</h2>");
+    assert_says(text, "<h2>Reward won</h2>");
+    assert_says(text, "<h2>Reward game</h2>");
+    assert_null(strstr(text, "<h2>Rows without a reward</h2>"));
     assert_null(strstr(said.out, "rewards/game/pass_at")); /* its values are other numbers */
     snprintf(file, sizeof(file), "%s/episodes.jsonl", scratch_dir());
     if (RUN("eval", SETS(run, "--generate", "--samples", "3", "--temperature", "1", "--rows", "5", "--output", file)))

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #define MAX_CELLS (1 << 20) /* layers x experts */
 enum { MAX_OPS = 1024, MAX_SAMPLES = 100000 };
@@ -171,6 +172,36 @@ static double number(struct json j, const char *key)
     return json_opt_f64(j, key, &v, NULL) ? NAN : v;
 }
 
+/* The reward of this name, new ones with NaN for the events so far; NULL: there is no room for it. */
+static struct history_reward *find_reward(struct history_rollouts *h, const char *name, int64_t size)
+{
+    for (int i = 0; i < h->n_reward; i++)
+        if ((int64_t)strlen(h->rewards[i].name) == size && !memcmp(h->rewards[i].name, name, (size_t)size))
+            return &h->rewards[i];
+    if (h->n_reward == MT_LEN(h->rewards) || size >= REWARD_NAME) return NULL;
+    struct history_reward *r = &h->rewards[h->n_reward++];
+    memcpy(r->name, name, (size_t)size);
+    while (r->mean.n < h->step.n - 1) series_push(&r->mean, NAN);
+    return r;
+}
+
+/* Adds rewards/NAME/mean, after the event's step. */
+static void add_rewards(struct history_rollouts *h, struct json event)
+{
+    static const char begin[] = "rewards/", end[] = "/mean";
+    const int64_t around = (int64_t)strlen(begin) + (int64_t)strlen(end);
+    const char *key;
+    struct json value;
+    for (int64_t i = 0; json_member(event, i, &key, &value); i++) {
+        const int64_t n = (int64_t)strlen(key);
+        if (n <= around || strncmp(key, begin, strlen(begin)) || strcmp(key + n - strlen(end), end)) continue;
+        struct history_reward *r = find_reward(h, key + strlen(begin), n - around);
+        if (r && r->mean.n < h->step.n) series_push(&r->mean, number(event, key));
+    }
+    for (int i = 0; i < h->n_reward; i++)
+        if (h->rewards[i].mean.n < h->step.n) series_push(&h->rewards[i].mean, NAN);
+}
+
 void history_rollouts_add(struct history_rollouts *h, struct json event, double step)
 {
     series_push(&h->step, step);
@@ -181,6 +212,8 @@ void history_rollouts_add(struct history_rollouts *h, struct json event, double 
     series_push(&h->tok_s, number(event, "sampling/tok_s"));
     series_push(&h->difference, number(event, "sampling/own_logp_difference/mean"));
     series_push(&h->turns, number(event, "environment/turns/mean"));
+    series_push(&h->null, number(event, "reward_null"));
+    add_rewards(h, event);
 }
 
 bool history_rollouts_add_eval(struct history_rollouts *h, struct json event, double step)
@@ -203,8 +236,10 @@ int64_t history_rollouts_best(const struct history_rollouts *h)
 
 void history_rollouts_free(struct history_rollouts *h)
 {
-    struct series *all[] = {&h->step,       &h->reward,    &h->flat,        &h->length,      &h->cut,   &h->tok_s,
-                            &h->difference, &h->eval_step, &h->eval_reward, &h->eval_length, &h->turns, &h->eval_turns};
+    struct series *all[] = {&h->step,  &h->reward,     &h->flat,      &h->length,      &h->cut,
+                            &h->tok_s, &h->difference, &h->eval_step, &h->eval_reward, &h->eval_length,
+                            &h->turns, &h->eval_turns, &h->null};
     for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
+    for (int i = 0; i < h->n_reward; i++) mem_free(h->rewards[i].mean.v);
     *h = (struct history_rollouts){.step = {0}};
 }

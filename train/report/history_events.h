@@ -1,8 +1,9 @@
-/* history_events.h - two events of metrics.jsonl: `experts` and `profile`. */
+/* history_events.h - three events of metrics.jsonl: `experts`, `profile` and `rollouts`. */
 #ifndef MT_HISTORY_EVENTS_H
 #define MT_HISTORY_EVENTS_H
 
 #include "data/json/json.h"
+#include "train/config/reward_keys.h"
 #include "train/report/series.h"
 
 /* The experts, from events `experts`. Layers without routed experts have no rows. */
@@ -36,9 +37,14 @@ void history_profile_free(struct history_profile *p);
 
 /* Of online RL. NaN: not known. */
 struct history_rollouts {
-    struct series step, reward, flat, length, cut, tok_s, difference, turns; /* of events `rollouts` */
-    struct series eval_step, eval_reward, eval_length, eval_turns;           /* of evaluations by reward */
-    int64_t first_eval;                                                      /* as in struct history */
+    struct series step, reward, flat, length, cut, tok_s, difference, turns, null; /* of events `rollouts` */
+    struct history_reward {
+        char name[REWARD_NAME];
+        struct series mean;      /* a value per event */
+    } rewards[REWARDS_MOST + 1]; /* the first n_reward: those of [reward] and of the environment */
+    int n_reward;
+    struct series eval_step, eval_reward, eval_length, eval_turns; /* of evaluations by reward */
+    int64_t first_eval;                                            /* as in struct history */
 };
 void history_rollouts_add(struct history_rollouts *h, struct json event, double step);
 /* False: the evaluation has no reward. */

@@ -157,9 +157,18 @@ static void write_curve(FILE *out, const struct history_rollouts *h, const struc
     plot.lines[0] = (struct svg_line){"a thin", h->step.v, c->y->v, h->step.n, false};
     if (c->held_out && c->held_out->n)
         plot.lines[plot.n_lines++] = (struct svg_line){"b", h->eval_step.v, c->held_out->v, c->held_out->n, true};
-    fprintf(out, "<section><h2>%s</h2>\n", c->title);
+    fputs("<section><h2>", out);
+    svg_text(out, c->title);
+    fputs("</h2>\n", out);
     svg_plot(out, &plot);
     fputs("</section>\n", out);
+}
+
+static bool has_nulls(const struct history_rollouts *h)
+{
+    for (int64_t i = 0; i < h->null.n; i++)
+        if (h->null.v[i] > 0) return true;
+    return false;
 }
 
 static void write_rollouts(FILE *out, const struct history_rollouts *h)
@@ -177,6 +186,12 @@ static void write_rollouts(FILE *out, const struct history_rollouts *h)
     fputs("</h2>\n", out);
     fputs("<div class=\"three\">\n", out);
     for (int i = 0; i < MT_LEN(curves); i++) write_curve(out, h, &curves[i]);
+    for (int i = 0; i < h->n_reward && h->n_reward > 1; i++) {
+        char title[REWARD_NAME + 8];
+        snprintf(title, sizeof(title), "Reward %s", h->rewards[i].name);
+        write_curve(out, h, &(struct curve){title, "mean of the rows", &h->rewards[i].mean, NULL, false});
+    }
+    if (has_nulls(h)) write_curve(out, h, &(struct curve){"Rows without a reward", "rows", &h->null, NULL, true});
     fputs("</div>\n", out);
     if (!h->eval_step.n) return;
     fputs("<div class=\"table\"><table><tr><th>step<th>held-out reward<th>tokens<th></tr>\n", out);
