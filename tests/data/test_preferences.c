@@ -193,7 +193,7 @@ static void bad_rows(void **state)
         {DATA_LABELLED, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}",
          "has two answers and no `label`"},
         {DATA_LABELLED, "{\"prompt\": \"a\", \"label\": true}", "`completion` must be a text"},
-        {DATA_AUTO, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}", "set objective.kind to dpo"},
+        {DATA_AUTO, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}", "set objective.kind = dpo"},
         {DATA_LABELLED, "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": true, \"kto_tag\": false}",
          "`label` and `kto_tag` differ"},
         {DATA_PREFERENCE,
