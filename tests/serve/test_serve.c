@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -659,35 +660,42 @@ static void many_adapters(void **state)
 
 /* Clients that keep the only slot in use do not keep another adapter waiting. */
 enum { BUSY = 80 };
+struct busy {
+    struct client client;
+    atomic_int asked;
+    atomic_bool enough;
+};
 static void *run_busy(void *user)
 {
-    struct client *c = user;
-    for (; c->number < BUSY && !c->text[1][0]; c->number++) ask_adapter(c, 0, 60 + c->number % 29, c->text[0]);
+    struct busy *b = user;
+    for (; b->asked < BUSY && !b->enough; b->asked++) ask_adapter(&b->client, 0, 60 + b->asked % 29, b->client.text[0]);
     return NULL;
 }
 
 static void waits_in_turn(void **state)
 {
     (void)state;
-    static struct client busy[7];
+    static struct busy busy[7];
     struct client other = {.reply = mem_alloc(REPLY)};
     char text[1024];
     if (!can_serve()) return;
     START("--adapters", write_adapters(2), "--slots", "1", "--sequences", "8");
     for (int i = 0; i < MT_LEN(busy); i++) {
-        busy[i] = (struct client){.number = 7 * i, .reply = mem_alloc(REPLY)};
-        assert_int_equal(pthread_create(&busy[i].thread, NULL, run_busy, &busy[i]), 0);
+        busy[i].client = (struct client){.reply = mem_alloc(REPLY)};
+        busy[i].asked = 7 * i;
+        busy[i].enough = false;
+        assert_int_equal(pthread_create(&busy[i].client.thread, NULL, run_busy, &busy[i]), 0);
     }
     wait_for_log("adapter a0 loaded");
     ask_adapter(&other, 1, 9, text);
     for (int i = 0; i < MT_LEN(busy); i++) {
-        assert_true(busy[i].number < BUSY);
-        busy[i].text[1][0] = 1; /* enough */
+        assert_true(busy[i].asked < BUSY);
+        busy[i].enough = true;
     }
     assert_int_equal(strncmp(text, "200 ", 4), 0);
     for (int i = 0; i < MT_LEN(busy); i++) {
-        pthread_join(busy[i].thread, NULL);
-        mem_free(busy[i].reply);
+        pthread_join(busy[i].client.thread, NULL);
+        mem_free(busy[i].client.reply);
     }
     mem_free(other.reply);
     stop();
