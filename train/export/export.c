@@ -124,11 +124,12 @@ static int write_card(const struct export *x, struct err *err)
 /* What `ollama create` reads. Ollama does not run the chat template of a GGUF (server/model.go, detectChatTemplate). */
 static int write_modelfile(const struct export *x, struct err *err)
 {
-    static const char model[] = "# ollama create NAME -f Modelfile\n"
-                                "# Ollama uses one of its own chat templates, which it finds by the template in the "
-                                "GGUF. If `ollama create` does\n"
-                                "# not print \"using autodetected template\", add the instruction TEMPLATE.\n"
-                                "FROM ./" EXPORT_GGUF_MODEL_NAME "\n";
+    static const char model[] =
+        "# ollama create NAME -f Modelfile\n"
+        "# Ollama uses one of the chat templates that it contains, found by the template in the "
+        "GGUF. If `ollama create` does\n"
+        "# not print \"using autodetected template\", add the instruction TEMPLATE.\n"
+        "FROM ./" EXPORT_GGUF_MODEL_NAME "\n";
     static const char adapter[] = "# ollama create NAME -f Modelfile\n"
                                   "# FROM: the base model, as a GGUF file or by its name in Ollama's library\n"
                                   "FROM ./MODEL.gguf\nADAPTER ./" EXPORT_GGUF_NAME "\n";
