@@ -128,8 +128,8 @@ static bool same_sizes(const struct arch *a, const struct adapters *ad, int64_t 
     return same;
 }
 
-/* In a dry run activations have no addresses, so that layers of the same sizes that save the same groups have the same
- * ones: only those of the first are listed. */
+/* In a dry run tensors have no addresses, so layers of the same sizes that save the same groups have equal activations:
+ * only those of the first such layer are listed. */
 static void find_like(struct acts_plan *p, const struct acts *s, const struct adapters *ad)
 {
     for (int64_t l = 0; l < s->n_layer; l++) {

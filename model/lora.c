@@ -7,8 +7,8 @@
  * Gated DeltaNet has [in_qkv.a in_z.a] [in_qkv.b in_z.b] [in_b.a in_a.a] [in_b.b in_a.b] [out.a] [out.b] before the
  * experts; with fused matrices [in_qkvz.a] [in_qkvz.b] [in_ba.a] [in_ba.b] [out.a] [out.b].
  * - Layers follow each other. With expert parallelism the attention of all layers comes first, then all experts.
- * - Each bracket begins at a multiple of 64 elements. The padding is zero, so that ops can read logical cache lines and
- *   the gradient norm can run over the logical array.
+ * - Each bracket begins at a multiple of 64 elements. The padding is zero, so that ops can read whole cache lines and
+ *   the gradient norm can run over the whole array.
  * - Members of a bracket are contiguous: q, k and v share one fused product, and their adapters are one struct lora.
  * If the device layout and the logical layout (lora.h) are equal, there is one table and no conversion. */
 #include "model/lora.h"

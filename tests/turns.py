@@ -13,8 +13,9 @@ import re
 import subprocess
 import sys
 
-# matrix, configs, plan_advice and the comparisons with PyTorch repeat under sanitizers what other groups run, with more
-# or larger cases. Of the groups of single ops, ops_kl runs, and qat runs the op of fakequant.
+# Tests that run without sanitizers. matrix, configs, plan_advice and the comparisons with PyTorch repeat what other
+# groups run under sanitizers, with more or larger cases. Of the groups of single ops, ops_kl runs, and qat runs the op
+# of fakequant.
 PLAIN = re.compile(
     r"ops_(?!kl).*|fakequant|parity|qat_parity|matrix|configs|plan_advice"
     r"|lint|results|ci|setup|symbols|package|emulat.*")

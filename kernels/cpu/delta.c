@@ -12,7 +12,7 @@
  *
  * A thread computes a key head of one segment (struct segments), with its value heads one after another. Where other
  * segments continue a segment, `ends` has the state after it, and E begins as the sum of their gradients in their
- * order, from `grads`. A level is computed when those before it are complete; in the backward, those after it. */
+ * order, from `grads`. The levels of segments (ops.h) are computed one after another, in the backward from the last. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>

@@ -136,7 +136,7 @@ enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 };
 #define BOUNDED_LEN(group) (2 * ((BOUNDED_KEYS + (group)-1) / (group)) - 1)
 /* Attention on Hopper with heads of 512: the attention weights of a chunk of the queries, in blocks of 64 rows and 64
  * keys. A pair is two neighbouring blocks of rows, of all kv heads. */
-enum { ATTN_WEIGHT_BLOCK = 64, ATTN_WEIGHT_TILE = 256 /* keys of an item */ };
+enum { ATTN_WEIGHT_BLOCK = 64, ATTN_WEIGHT_TILE = 256 /* keys whose weights a block computes at a time */ };
 struct scratch_pairs {
     void *data;
     int64_t n_pair, n_block; /* pairs of a chunk, blocks of keys of a pair; 0: other kernels */
@@ -165,7 +165,8 @@ struct scratch_attn_bwd {
 struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
                                          const struct attn_shape *shape);
 
-/* Attention with one shared key, by tiles: 64, 128, ... heads of SHARED_DIM columns. */
+/* Attention with one shared key, by tiles: 64, 128, ... heads of SHARED_DIM columns. The backward computes gradients of
+ * keys in items, each of SHARED_BLOCK keys from SHARED_TOKENS tokens; a chunk is the items that fit into scratch. */
 enum {
     SHARED_HEADS = 64,  /* heads of a group */
     SHARED_DIM = 512,   /* columns of a head */
@@ -207,8 +208,8 @@ struct scratch_delta {
     struct tensor x;                          /* backward: [T, N * DELTA_DIM] bf16 */
     struct tensor err, dd, dq, dk_in, dk_out; /* without chunks, backward: [T, N * A], [T, N * K] f32 */
     struct tensor dbeta, dg;                  /* without chunks, backward: [T, N] f32 */
-    /* [slots * N * DELTA_DIM, DELTA_DIM] bf16, backward for T / DELTA_ROWS chunks and then for segments, forward only
-     * states of segments. Without chunks: [slots of segments * N, A * K] f32. grads: backward */
+    /* [slots * N * DELTA_DIM, DELTA_DIM] bf16. Slots in the backward: T / DELTA_ROWS of chunks, then those of segments
+     * (ops.h); in the forward only the latter. Without chunks: [slots of segments * N, A * K] f32. grads: backward */
     struct tensor states, grads;
     struct tensor sums; /* without chunks, backward: [slots of segments * N] f32 */
 };

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# split.sh - blocks that do not run at the same time: products of Hopper's kernels stop to wait for each other's tiles
+# split.sh - blocks that do not run at the same time: products of Hopper's kernels stop waiting for each other's tiles
 # after MAX_SPLIT launches (sm90/pingpong.cuh). With one thread the emulator runs the blocks one after another, so that
 # every wait ends without success.
 #   bash tests/emulator/split.sh BUILD_DIR

@@ -1,5 +1,5 @@
-"""environment_program.py MODE [N] - an environment for tests: it echoes turns, and is done at the third, with the
-reward 3; or what MODE does instead, at request N."""
+"""environment_program.py MODE [N] - an environment for tests: it echoes turns, and ends an episode at the third
+turn, with the reward 3. MODE says what it does instead, most modes at request N only."""
 import json
 import sys
 import time

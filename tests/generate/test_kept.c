@@ -270,8 +270,8 @@ static void shared_pages_stay(void **state)
 
 /* ---- too little room ---- */
 
-/* Conversations in turn: with places for all of them each continues; with fewer, those that were used last. Others get
- * the room at once. */
+/* Conversations in turn: with places for all of them each continues its kept sequence; with fewer places or pages,
+ * those that were used last. A request that needs the room of kept sequences gets it at once. */
 static void oldest_make_room(void **state)
 {
     (void)state;

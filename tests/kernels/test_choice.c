@@ -1,5 +1,5 @@
-/* test_choice.c - which kernels compute the products of published models, and that choice_* give the
- * same answers for a device. */
+/* test_choice.c - which kernels compute the products of published models, asked by architecture and, as plans and ops
+ * do, by device. */
 #include <math.h>
 
 #include "kernels/scratch/scratch.h"

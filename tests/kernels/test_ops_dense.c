@@ -630,8 +630,8 @@ static const struct ce_shape gpu_ce_shapes[] = {
     {80, 64, 8, 70, 70, WF_BF16, true},     {300, 72, 2696, 290, 290, WF_BF16, true},
     {80, 72, 50256, 5, 16, WF_BF16, true},  {1030, 3072, 72, 1026, 1024, WF_BF16, true},
 };
-/* On a whole GPU, gradients with enough tiles for the kernel of dense layers; the deep sums of the second are divided
- * into parts, with which blocks begin. */
+/* Gradients with enough tiles for the kernel of dense layers; the deep sums of the second are divided into parts, which
+ * the blocks begin together. */
 static const struct ce_shape gpu_large_ce_shapes[] = {
     {1040, 2880, 1000, 1030, 1024, WF_BF16, true},
     {1040, 2880, 8712, 1030, 1024, WF_BF16, true},

@@ -1,6 +1,5 @@
 /* test_ops_experts.c - adapters on the experts, and many experts: only experts that have rows are decoded; idle experts
- * have no gradient; adapters that add nothing change no bit; 64, 128 and 256 experts; the hybrid and the split form of
- * an adapter. On the CPU and on the GPU. */
+ * have no gradient; adapters that add nothing change no bit; 64, 128 and 256 experts. On the CPU and on the GPU. */
 #include "kernels/choice.h"
 #include "tests/expert_layer.h"
 
@@ -97,8 +96,9 @@ static void run_steady(struct device *dev, const void *params, struct op_outputs
     dev->steady_rows = false;
 }
 
-/* No rows, one row, more rows than a pass has; every format that the kernel takes, columns that its tiles do not
- * divide; ranks of one and of several steps; activations in pairs and in halves. */
+/* Experts without rows, with one row, with more rows than the kernel takes in one pass over the weights; every format
+ * that it takes, columns that its tiles do not divide; lora ranks of one and of several steps; gate and up interleaved
+ * and in separate halves. */
 static void few_rows_of_experts_on_the_gpu(void **state)
 {
     static const struct gpu_setup cases[] = {
@@ -116,8 +116,9 @@ static void few_rows_of_experts_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_steady, &cases[i]);
 }
 
-/* MXFP4 on Hopper: no buffer up to 768 rows per expert, then a ring of four matrices. No ring where it could wait for a
- * collective, and none with groups of experts, whose buffers may be smaller. */
+/* The plan's buffer of decoded experts for MXFP4 on Hopper: none up to 768 rows per expert, above that a ring of four
+ * matrices. Where collectives run beside kernels, blocks must not wait for a ring, and the buffer is for all experts;
+ * with groups of experts it is for a group. */
 static void ring_of_the_plan(void **state)
 {
     enum { MATRIX = 1024 * 2048 * 2, LIST = 4096, MOST = 768 * 256 / 8 /* tokens */ };

@@ -20,8 +20,8 @@ static const struct shape shapes[] = {
     {7, {3, 4, 6, 5, false, 0, 0}, 0},   {5, {4, 0, 8, 2, false, 0, 0}, 0}, {6, {2, 3, 2, 8, true, 0, 0}, 8},
     {9, {3, 4, 6, 5, true, 8, 0.5f}, 0},
 };
-/* GLM-4.7-Flash, DeepSeek-V3, sizes that leave threads of the sum over heads without work or pairs; queries that grow
- * with the position, as in Mistral Small 4. */
+/* GLM-4.7-Flash, DeepSeek-V3, sizes with which some threads of the sum over heads have no head or no pair of columns;
+ * queries that grow with the position, as in Mistral Small 4. */
 static const struct shape gpu_shapes[] = {
     {37, {20, 192, 64, 256, true, 0, 0}, 0},  {9, {128, 128, 64, 128, true, 0, 0}, 0},
     {5, {16, 64, 32, 64, false, 0, 0}, 16},   {3, {7, 8, 48, 16, true, 0, 0}, 16},

@@ -355,7 +355,7 @@ static void poison_large_on_the_gpu(void **state)
 }
 
 /* Generic sizes, and heads of 512 columns as in DeepSeek-V4. Of these, the second last case has more tiles of keys than
- * stages, and more entries than the items of a window hold. */
+ * stages, and more entries than the blocks of keys of a window have room for. */
 static const struct shape gpu_shapes[] = {
     {2, 16, 4, 4, 3, true, 7, {1, 3, 4, 5, 0, 61, 2}},
     {2, 16, 4, 8, 0, true, 3, {30, 9, 17}},

@@ -29,11 +29,11 @@ static int32_t n_new(enum arrival arrival, int pass, int s)
     return !pass && s == N_SEQ - 1 ? 0 : chunks[(pass + 2 * s) % MT_LEN(chunks)];
 }
 
-/* Bounds of the relative error of a token's logits in fp32: three times the largest of OpenBLAS's kernels for Prescott,
- * Sandybridge and Haswell. Decoding makes the same sums as the forward pass in another order, in attention and in
- * products of few rows. The fixtures of gpt-oss and of gated DeltaNet amplify these roundings: their forward pass in
- * fp32 differs as much from that in fp64. Computed in fp64 and read as fp32, the logits of all families are equal
- * (FP64). */
+/* Bounds of the relative error of a token's logits in fp32: three times the largest error with OpenBLAS's kernels for
+ * Prescott, Sandybridge and Haswell. Decoding makes the same sums as the forward pass in another order, in attention
+ * and in products of few rows. The fixtures of gpt-oss and of gated DeltaNet amplify these roundings: their forward
+ * pass in fp32 differs as much from that in fp64. Computed in fp64 and read as fp32, the logits of all families are
+ * equal (FP64). */
 static const struct family {
     const char *dir, *adapter; /* dir: under fixtures, or from the root; adapter NULL: a new one */
     double fp32;

@@ -20,8 +20,8 @@
 
 /* Bounds of the relative errors in fp32, each compared with the largest error of a case: of the loss and the gradient
  * norm of each step, of the gradients of the first step and of the final adapter, per tensor. They are about three
- * times the largest of four sets of OpenBLAS's kernels (Prescott, Sandybridge, Haswell, SkylakeX). case_a and the
- * models with gated DeltaNet amplify rounding errors. */
+ * times the largest error with four sets of OpenBLAS's kernels (Prescott, Sandybridge, Haswell, SkylakeX). case_a and
+ * the models with gated DeltaNet amplify rounding errors. */
 enum quantity { LOSS, GRAD_NORM, GRADIENTS, ADAPTER, BASE, N_QUANTITY };
 static const char *const quantities[N_QUANTITY] = {"loss", "grad_norm", "gradients", "adapter", "loss of the base"};
 static const struct parity_case {

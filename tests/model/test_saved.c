@@ -110,7 +110,7 @@ static void host_memory_gives_the_same_bytes(void **state)
         /* 3 passes, each with 2 of the 5 inputs copied out and in */
         const int n_input = inputs ? 3 * 2 * 2 : 0;
         /* copies of experts: 4 layers while loading; per pass 2 in the forward and 2 in the backward; 2 more at the
-         * start, since loading leaves layers 2 and 3 in the slots */
+         * start, since loading leaves layers 2 and 3 in the ring's slots */
         const int n_expert = experts ? 4 + 2 + 3 * (2 + 2) : 0;
         assert_int_equal(m->host_inputs > 0, inputs);
         assert_int_equal(m->host_moments > 0, ways[i] == CFG_OFFLOAD_MOMENTS || all);
@@ -230,8 +230,8 @@ static double loss_of(struct model *m, const struct model_batch *b, bool backwar
 
 static double loss_of_two(struct model *m, bool backward) { return loss_of(m, &two, backward); }
 
-/* Gradients of a skipped step do not reach later steps, also when such a step consists of its last micro-batch only, or
- * does not announce its gradients. */
+/* Gradients of a skipped step do not reach later steps. Every second step is skipped, after its only micro-batch;
+ * before the last update no pass has completed gradients. */
 static void skipped_steps(void **state)
 {
     (void)state;
@@ -387,8 +387,8 @@ static const char *four_layers(void)
     return set;
 }
 
-/* Each row of the table names a key. A plan with this key has the row's peak and choice, and a run prints the same
- * line. */
+/* Each row of the table of memory against speed names a key. A plan with this key has the row's peak and choice, and a
+ * run prints the same line. */
 static void rows_are_plans(void **state)
 {
     (void)state;

@@ -15,7 +15,7 @@ transformers measure the latter; it includes routing that changes near a tie:
 Required, with FLOOR stated below and everything relative to the reference:
   losses     of every step, |moetrain - reference| <= 2 * |second - reference| + FLOOR (the worst step of each)
   gradients  per kind of matrix over all layers: the Frobenius norm of the difference, with no floor; and, since noise
-             cancels in it, the factor <gradient, reference> / <reference, reference> less 1, with one
+             cancels in it, the factor <gradient, reference> / <reference, reference> less 1, with FLOOR
   held out   |moetrain - transformers in bf16 as used| <= EVAL, of the base model and of the adapter
 Prints every number; exit 1 when one exceeds its bound. DIR takes 20 GB and is not deleted.
 """

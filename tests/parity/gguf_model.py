@@ -11,10 +11,10 @@ difference of their log-probabilities.
 
 EXPORT: the directory of the export. ROWS: `text` rows; the first half of each is the prompt. llama.cpp gets it as text,
 so tokenisation is compared too. The gguf package decodes the tensors and has llama.cpp's names for those of
-transformers; both are independent of moetrain. For gpt-oss the peer rounds YaRN's bounds, and for Nemotron-H steps have
-no minimum, as in llama.cpp. Prints the largest difference of log-probabilities over the tokens written. Exit 1 when a
-token differs although the log-probabilities of the two best tokens differ by more than this. Needs torch,
-transformers >= 5, gguf, xllamacpp.
+transformers; both are independent of moetrain. As in llama.cpp, transformers' model of gpt-oss gets rounded bounds of
+YaRN, and that of Nemotron-H steps without a minimum. Prints the largest difference of log-probabilities over the tokens
+written. Exit 1 when a token differs although the log-probabilities of the two best tokens differ by more than this.
+Needs torch, transformers >= 5, gguf, xllamacpp.
 """
 import argparse
 import json

@@ -6,8 +6,8 @@ the held-out rows with those of transformers + PEFT, for base and base + adapter
 
 ADAPTER: a PEFT directory; targets that llama.cpp does not apply are left out. ROWS: `text` rows. --llama-cpp: its
 source tree (vendor/llama.cpp of llama-cpp-python's source archive). Everything is F32, key-value cache too; llama.cpp
-rounds YaRN's bounds, so the peer does so for gpt-oss. Exit 1 when a difference of log-probabilities is over 2e-3, or
-the adapter changes nothing. Needs torch, transformers >= 5, peft >= 0.19.1, gguf, llama-cpp-python.
+rounds YaRN's bounds, so transformers' model of gpt-oss gets rounded ones. Exit 1 when a difference of log-probabilities
+is over 2e-3, or the adapter changes nothing. Needs torch, transformers >= 5, peft >= 0.19.1, gguf, llama-cpp-python.
 """
 import argparse
 import ctypes

@@ -4,11 +4,12 @@ and gradient norms of every step, held-out losses, and the gradients of the firs
   python make_qat.py CASE OUT [--format mxfp4|nvfp4|fp8|int8|int4] [--mode base] [--targets all] [--amax static]
                      [--activations fp8|int8|nvfp4] [--calibration N] [--seq N] [--lr X] [--noise SEED]
 
-The quantisers are written from the formulas of kernels/README.md, int8 and int4 with narrow codes. The model reads
-Q(W + scale B A), or Q(W) + scale B A with --mode base; Q has gradient 1. With --amax static the largest magnitudes stay
-those of the start. With --activations the products read their inputs x as Q(x) too, with one amax per product for all
-rows: the largest of the first N training documents, which run without quantised inputs. The gradient of x is that of
-Q(x) where |x| <= amax, and 0 elsewhere. OUT/gradients.safetensors has every seventh element of each flattened gradient.
+The quantisers are written from the formulas of kernels/format/README.md, int8 and int4 with narrow codes. The model
+reads Q(W + scale B A), or Q(W) + scale B A with --mode base; Q has gradient 1. With --amax static the largest
+magnitudes stay those of the start. With --activations the products read their inputs x as Q(x) too, with one amax per
+product for all rows: the largest of the first N training documents, which run without quantised inputs. The gradient of
+x is that of Q(x) where |x| <= amax, and 0 elsewhere. OUT/gradients.safetensors has every seventh element of each
+flattened gradient.
 
 A difference in the last bit moves a value to the next code, so no two programs agree better than the noise of a run.
 --noise multiplies every initial value by 1 + 1e-7 N(0, 1). Three seeds change the loss of the first step of every

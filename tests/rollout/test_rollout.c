@@ -1,5 +1,5 @@
 /* test_rollout.c - sampling inside a training run: with the adapters as the last step left them, in the memory of the
- * plan; samples by number. */
+ * plan; single samples of a prompt by their number. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* test_rollout_parts.c - the parts of online RL that need no model: rows of prompts, lines of samples, the journal,
- * recorded experts as text, figures of a batch. */
+ * recorded experts as text, statistics of a batch. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

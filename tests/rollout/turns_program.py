@@ -1,5 +1,5 @@
 """turns_program.py MODE [N] - an environment for tests: an episode ends at the third turn, or at a turn with an "e"
-(three: only at the third); each turn is worth its length / 10. Or what MODE does instead, at request N."""
+(three: only at the third); each turn is worth its length / 10. At request N it does what MODE says instead."""
 import json
 import os
 import sys

@@ -106,8 +106,6 @@ NEEDS = {
     "optim.warmup_steps": ["train.steps=2"],
     "eval.prompts": ["eval.prompt_tokens=2"],
 }
-# Valid values of the keys that are text, and of others for which type and range do not say enough. A tuple also has the
-# settings that the value needs.
 # Only online RL reads these keys; with other objectives only their defaults are valid.
 ONLINE_RL = {
     "num_generations": "8", "num_iterations": "1", "steps_per_generation": "1", "max_completion_length": "512",
@@ -116,6 +114,8 @@ ONLINE_RL = {
     "top_entropy_quantile": "1", "entropy_coef": "0",
 }
 KTO_WEIGHTS = [("2", "objective.kind=kto", "data.train={labelled}")]
+# Valid values of the keys that are text, and of others for which type and range do not say enough. A tuple also has the
+# settings that the value needs.
 VALID = {
     "model.path": ["{model}", "{bf16}"],
     "model.revision": ["main", "v1.0"],

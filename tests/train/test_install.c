@@ -8,8 +8,8 @@
 #include "data/file/file.h"
 #include "tests/process.h"
 
-/* Runs the demo from /, where an ordinary user cannot write and root should not. On the CPU: train.memory_gb counts
- * what other processes use of a GPU. */
+/* Runs the demo from /, where an ordinary user cannot write and root should not. It runs on the CPU, as train.memory_gb
+ * would also count what other processes use of a GPU. */
 static void run_there(const char *prefix, const char *what)
 {
     char command[4 * MT_PATH], log[2 * MT_PATH];

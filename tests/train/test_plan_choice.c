@@ -333,8 +333,9 @@ static void rows_of_the_table_differ(void **state)
 
 /* ---- places */
 
-/* The search compares all choices of host memory, also after one that saves everything. With 200 MiB more, moments in
- * host memory let the device save everything, but networks in host memory take less time. */
+/* The search compares all choices of host memory, also after one that saves everything. With the larger of two limits,
+ * 200 MiB apart, the device can save everything if moments are in host memory, but with networks there instead a step
+ * takes less time. */
 static void places_with_all_are_compared(void **state)
 {
     (void)state;

@@ -279,9 +279,9 @@ static void test_file_size(void **state)
     }
 }
 
-/* Address space limits from too small for a run up to sufficient: each run succeeds or ends with an error. A limit that
- * does not hold the executable itself, with code for many GPUs, is the system's to report. OpenBLAS 0.3.28 and later
- * needs a buffer even for --version. */
+/* Address space limits from too small for a run up to sufficient: each run succeeds or ends with an error. If a limit
+ * is too small for the executable itself, which may have code for many GPUs, the system reports it. OpenBLAS 0.3.28 and
+ * later needs a buffer even for --version. */
 static void test_address_space(void **state)
 {
     (void)state;

@@ -10,10 +10,11 @@ divides its steps into micro-batches and ranks at random. Prompts have 1 to 130 
 ninth of the pairs has equal answers. Prints the largest error of each kind.
 
 Where TRL's mean depends on the division into micro-batches, TRL runs with the division that gives moetrain's mean
-(PER_STEP below): - DPO's sft term is a mean over the tokens of a micro-batch, KTO's z one over its rows: a step, and
-the held-out rows
-  of DPO, are one micro-batch.
-- ORPO's cross-entropy is a mean over the tokens of a micro-batch; moetrain's is a mean over pairs: one pair each.
+(PER_STEP below):
+- DPO's sft term is a mean over the tokens of a micro-batch, KTO's z (the KL baseline) one over its rows: a step, and
+  the held-out rows of DPO, are one micro-batch.
+- ORPO's cross-entropy is a mean over the tokens of a micro-batch, moetrain's a mean over pairs: a micro-batch of TRL is
+  one pair.
 - TRL 1.16 has no label smoothing of the sigmoid loss. 1.6 of that loss minus 0.6 of its robust loss is
   -0.8 log sigmoid(x) - 0.2 log sigmoid(-x), moetrain's loss with label_smoothing = 0.2.
 - TRL's ORPO has no cross-entropy of the completion alone: CompletionTrainer takes CPOTrainer's forward pass.
