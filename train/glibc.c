@@ -1,6 +1,7 @@
 /* glibc.c - functions of GLIBC_2.38 that static libraries call when they were compiled on a newer system: jansson and
- * libgomp. Because this file defines them, an executable from any system needs only glibc 2.35 (tests/symbols.sh). * In
- * C23 strtol also reads binary numbers; headers of newer systems then call it __isoc23_strtol. The libraries were
+ * libgomp. Because this file defines them, an executable from any system needs only glibc 2.35 (tests/symbols.sh).
+ *
+ * In C23 strtol also reads binary numbers; headers of newer systems then call it __isoc23_strtol. The libraries were
  * written for older C and do not need this. */
 #include <stdlib.h>
 

@@ -3,8 +3,8 @@
  *
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
  *   bench ops    the time of each op of a smaller model: the first layers, as few as have every kind of layer but at
- * least two (gpt-oss: one with a sliding window, one without), embedding, head and optimizer bench decode  sampling: a
- * step is one more token of every sequence, after --seq tokens in the KV cache
+ *                least two (gpt-oss: one with a sliding window, one without), embedding, head and optimizer
+ *   bench decode sampling: a step is one more token of every sequence, after --seq tokens in the KV cache
  *
  * (bench lora and bench dequant are in train/bench/bench_lora.c and bench_dequant.c.)
  *

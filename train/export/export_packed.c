@@ -3,8 +3,8 @@
  *   NVFP4, Model-Optimizer       X.weight U8 [out, in/2], the even element in the low half; X.weight_scale F8_E4M3
  *                                [out, in/16]; X.weight_scale_2 F32 []: value = code * (scale * scale_2)
  *   FP8, compressed-tensors      X.weight F8_E4M3 [out, in]; X.weight_scale F32 [1]: value = code * scale
- *   inputs, both                 X.input_scale F32, after training with quant.activations: the factor of FP8 codes, or
- * of the scales of NVFP4's blocks */
+ *   inputs, both                 X.input_scale F32, after training with quant.activations: the factor of FP8 codes,
+ *                                or of the scales of NVFP4's blocks */
 #include "train/export/export_packed.h"
 
 #include <stdio.h>

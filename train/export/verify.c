@@ -8,11 +8,13 @@
  * Allowed, in nats per token (KL of the trainer's distribution from the export's), for the whole and for each part:
  *   adapter formats  largest KL 1e-6, and every value must be the trained one
  *   merged-bf16      mean KL 1e-3, or 25 % of the part's effect (mean KL of the trainer's part from the base)
- *   merged-mxfp4     mean KL 1e-3, or 100 %: an export that differs more from the trained model than the base does has
- * lost the adapter merged-nvfp4, merged-fp8   as merged-mxfp4 gguf-model       mean KL 1e-2, of Q4_0 0.2, or 100 %: all
- * matrices of the base model are rounded too after training in this format: mean KL 1e-5 for the quantised parts, the
- * others as merged-bf16 Each merged weight must also be base + adapter within the format's rounding (verify_merged.c).
- */
+ *   merged-mxfp4, -nvfp4, -fp8
+ *                    mean KL 1e-3, or 100 %: an export that differs more from the trained model than the base model
+ *                    does has lost the adapter. After quantisation-aware training in the export's format: mean KL 1e-5
+ *                    for the quantised parts, the others as merged-bf16
+ *   gguf-model       mean KL 1e-2, of Q4_0 0.2, or 100 %: all matrices of the base model are rounded too
+ *
+ * Each merged weight must also be base + adapter within the format's rounding (verify_merged.c). */
 #include "train/export/verify.h"
 
 #include <math.h>

@@ -101,8 +101,9 @@ static int check_delta(const struct arch *a, struct err *err)
     return a->attn_bias ? differs("biases (attention_bias)", err) : 0;
 }
 
-/* Refuses Nemotron-H models whose settings differ from those that llama.cpp assumes. llama.cpp has no least step: with
- * the published 0.001 a state decays up to 0.1 % less in a token than in training. */
+/* Refuses Nemotron-H models whose settings differ from those that llama.cpp assumes. llama.cpp has no minimum of
+ * Mamba-2's time step. Models with the published minimum, 0.001, are written: in llama.cpp their states decay up to
+ * 0.1 % less per token than in training. */
 static int check_mamba(const struct arch *a, struct err *err)
 {
     if (a->mamba.bias) return differs("biases (use_bias)", err);

@@ -232,8 +232,8 @@ static bool read_tag(struct part *name, bool *string, const char **after, struct
     return true;
 }
 
-/* <DSML invoke name="NAME"><DSML parameter name="KEY" string="true|false">VALUE</DSML parameter>..</DSML invoke>..
- * INVOKE: without DSML and string. */
+/* Reads calls of this form; with INVOKE, without DSML and string:
+ * <DSML invoke name="NAME"><DSML parameter name="KEY" string="true|false">VALUE</DSML parameter>..</DSML invoke>.. */
 static bool read_dsml_calls(struct message *m, const struct message_input *in, struct part p)
 {
     const bool dsml = in->rules.calls == MESSAGE_DSML;

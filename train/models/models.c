@@ -213,9 +213,9 @@ static struct slot *free_slot(const struct models *m)
     return best;
 }
 
-/* The first request of a round that finds all slots in use gets `place`, or the slot that was unused for longest, once
- * the requests that run have ended: otherwise new requests for the adapters in memory could keep it waiting for ever.
- */
+/* Called for a request that finds no free slot. The first one of a round gets `place` (NULL: the slot that was used
+ * longest ago) when the requests that use it have ended. Until then models_take takes no other request for that slot's
+ * adapter: otherwise such requests could keep the first one waiting for ever. */
 static void want_slot(struct models *m, struct slot *place)
 {
     for (struct slot *s = m->slots; !place && s < m->slots + m->n_slot; s++) {

@@ -1,4 +1,4 @@
-/* models.h - models by name: the base model and adapters of one directory or several; which adapters are in memory. *
+/* models.h - models by name: the base model and adapters of one directory or several; which adapters are in memory.
  * When all slots are full, the adapter that was unused for longest is removed. Names may be looked up by any thread,
  * under the caller's lock; slots belong to the engine's thread. */
 #ifndef MT_MODELS_H

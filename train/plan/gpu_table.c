@@ -8,8 +8,8 @@
 
 /* mib: total memory as nvidia-smi shows it (with ECC on if the card has ECC) or as the driver reports it. tflops:
  * published rate of dense bf16 products with fp32 sums. gbs: published rate of the memory. link_gbs: PCIe in one
- * direction; 4.0 x16 has 31.5, 5.0 x16 twice that. With fp32 sums GeForce cards have half the rate of other cards,
- * which is twice their published FLOP/s of fp32. mib of the smaller RTX PRO cards is 0.5 % below their nominal size. */
+ * direction; 4.0 x16 has 31.5, 5.0 x16 twice that. With fp32 sums GeForce cards have half the rate of other cards:
+ * twice their published FLOP/s of fp32. mib of the smaller RTX PRO cards is 0.5 % below their nominal size. */
 static const struct {
     const char *name, *title;
     int64_t mib;
@@ -109,8 +109,8 @@ static int read_size(struct gpu_model *card, const char *name, struct err *err)
     return 1;
 }
 
-/* The rates that training reaches with full tiles. With these factors the estimates for large micro-batches were
- * within a sixth of the steps in RESULTS.md, for the five models compared. */
+/* The rates that training reaches with full tiles. With these factors the estimated step times of five models with
+ * large micro-batches were within a sixth of those measured in RESULTS.md. */
 static struct roofs rates_of(int i)
 {
     return (struct roofs){.flops = 0.52e12 * cards[i].tflops, .bytes = 0.85e9 * cards[i].gbs};

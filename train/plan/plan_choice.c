@@ -5,8 +5,9 @@
  * of its tensors. The items are taken in order of time per byte while they fit; then smaller items fill the rest. The
  * same is tried with the items of networks first. It tries all combinations of three settings: scratch for all or some
  * experts of a layer; logits of many or few tokens at a time; a place (streams.h), which says what is in host memory:
- * embedding, inputs of layers, moments, groups, packed experts. The choice with the shortest estimated time wins. * The
- * times depend only on the constants in machine.c and the name of the GPU. So `plan` on any machine makes the same
+ * embedding, inputs of layers, moments, groups, packed experts. The choice with the shortest estimated time wins.
+ *
+ * The times depend only on the constants in machine.c and the name of the GPU. So `plan` on any machine makes the same
  * choice as the run. */
 #include "train/plan/plan_choice.h"
 

@@ -19,8 +19,8 @@ struct log_command_run {
     const char *command, *name, *dir; /* for sh -c; log.name, or empty; output.dir */
     bool resumed;
 };
-/* Starts the process in a process group, so that Ctrl-C in a terminal does not end it before the run. It gets the lines
- * that are appended to `path` from now on. Its standard output goes to standard error. */
+/* Starts the process in a separate process group, so that Ctrl-C in a terminal does not end it before the run. It gets
+ * the lines that are appended to `path` from now on. Its standard output goes to standard error. */
 int log_command_open(struct log_command *c, const char *path, const struct log_command_run *run,
                      struct err *err) MT_CHECK;
 /* Sends lines. -1, at most once: the process ended or is slow; the caller logs `why`. */

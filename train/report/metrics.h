@@ -35,13 +35,11 @@ struct eval_metrics {
     double ms;
 };
 
-enum {
-    METRICS_RECENT = 20
-}; /* the time left is estimated from this number of last steps, because the first steps are slower and a machine's
-      speed may change */
-enum {
-    METRICS_SCHEMA = 1
-}; /* the `schema` of metrics.jsonl (train/report/README.md); raise it when the meaning of a key changes */
+/* The time left is estimated from this number of last steps, because the first steps are slower and a machine's speed
+ * may change. */
+enum { METRICS_RECENT = 20 };
+/* The `schema` of metrics.jsonl (train/report/README.md). Raise it when the meaning of a key changes. */
+enum { METRICS_SCHEMA = 1 };
 
 /* The `start` event. */
 struct start_metrics {

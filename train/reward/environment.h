@@ -2,10 +2,10 @@
  *
  * It is started once, for all completions of this process. Requests and replies are JSON objects, one on each line:
  *
- *    {"op": "reset", "id": 7, "columns": {..}}      -> {"id": 7, "messages": [..], "tools": [..]}
- *    {"op": "step", "id": 7, "message": {..}, "text": ".."} -> {"id": 7, "messages": [..], "done": false, "reward":
- * null}
- *    {"op": "close", "id": 7}                       -> nothing
+ *    {"op": "reset", "id": 7, "columns": {..}}               -> {"id": 7, "messages": [..], "tools": [..]}
+ *    {"op": "step", "id": 7, "message": {..}, "text": ".."}
+ *                                       -> {"id": 7, "messages": [..], "done": false, "reward": null}
+ *    {"op": "close", "id": 7}                                -> nothing
  *
  * Replies come in any order. A close is sent if the completion ends before done is true. */
 #ifndef MT_ENVIRONMENT_H

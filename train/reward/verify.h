@@ -12,7 +12,7 @@
  * group of the last match equals, as in EXACT, that of the reference, or the whole reference if the pattern is not
  * found there. JSON: the answer, without a code fence around it, is valid JSON, fits the schema if there is one, and
  * equals the reference if there is one (verify_json.h). THINK_FORMAT: the whole answer begins with <think>, contains it
- * only once, and contains </think>. FORMAT: `formed` of the answer. LENGTH and REPETITION: verify_ids.h. */
+ * only once, and contains </think>. FORMAT: verify_answer.formed. LENGTH and REPETITION: verify_ids.h. */
 struct verify_options {
     enum reward_kind kind;
     bool ignore_case;      /* EXACT, and the group of REGEX: compare without case, in Unicode's form KC */

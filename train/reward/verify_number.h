@@ -2,9 +2,11 @@
  *
  * The number of an answer is the last number after its last "####"; without "####", in its last balanced \boxed{};
  * without a box, in the text. The number of a reference is the last number after its last "####"; without "####", in
- * the text. * A number is a longest run of digits, "," and "." without "," and "." at its end. Its form is 1234, or
- * 1,234 with groups of three digits, or .5; decimals may follow. 1,23 and 2.0.1 are not numbers. "-" or "-$" before the
- * number is its sign, unless a digit or a letter is before the sign: 5-3 ends with 3. */
+ * the text.
+ *
+ * A number is a longest run of digits, "," and "." without "," and "." at its end. Its form is 1234, or 1,234 with
+ * groups of three digits, or .5; decimals may follow. 1,23 and 2.0.1 are not numbers. "-" or "-$" before the number is
+ * its sign, unless a digit or a letter is before the sign: 5-3 ends with 3. */
 #ifndef MT_VERIFY_NUMBER_H
 #define MT_VERIFY_NUMBER_H
 

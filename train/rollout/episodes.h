@@ -1,8 +1,10 @@
 /* episodes.h - completions of several turns: an environment (train/reward/environment.h) answers each turn of the model
- * with messages, after which the next turn is sampled. * A turn is a request of the engine. The prompt of the next
- * request is the tokens of all earlier turns and messages. The engine computes it again, since it keeps no cache
- * between turns. If the resets of a prompt's samples give equal prompts, their first turns are one request. * The first
- * rank of an expert-parallel group has the environment and tells the other ranks how completions continue. */
+ * with messages, after which the next turn is sampled.
+ *
+ * A turn is a request of the engine. The prompt of the next request is the tokens of all earlier turns and messages;
+ * the engine continues the cache of the earlier turn if it still has it (kept.h). If the resets of a prompt's samples
+ * give equal prompts, their first turns are one request. The first rank of an expert-parallel group has the environment
+ * and tells the other ranks how completions continue. */
 #ifndef MT_EPISODES_H
 #define MT_EPISODES_H
 

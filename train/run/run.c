@@ -95,8 +95,8 @@ static int check_targets(const struct run *r, struct err *err)
     return rc ? -1 : 0;
 }
 
-/* For the opening in this order: config.json, data, weights. So a wrong setting is reported before large files are
- * downloaded. */
+/* For before_weights, which checks settings and finds the data after config.json and before the weights are downloaded.
+ * So a wrong setting is reported before large files are downloaded. */
 struct arch_opening {
     struct run *r;
     bool train, data; /* check the targets; find the data */

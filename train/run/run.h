@@ -26,8 +26,8 @@ struct run {
     struct dataset train, eval;
     struct rollouts rollouts; /* of data.format = rollouts: the rows of `train` */
     struct plan plan;
-    /* Set before run_open_model, for PLAN_GENERATE, or for eval.prompts of a training run, with cache_tok; zeroed: one
-     * sequence. After run_open_model: the sizes that fit. */
+    /* Sizes of generation. Set them before run_open_model for PLAN_GENERATE, or with generation.cache_tok for
+     * eval.prompts of a training run; zeroed: one sequence. After run_open_model: the sizes that fit. */
     struct plan_generation generation;
     int64_t set_aside;    /* set before run_open_model, which leaves these bytes for engine_load_adapter */
     int64_t cache_tok;    /* set by run_open_model: tokens of the cache that fits in dev.work together with a pass that

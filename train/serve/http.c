@@ -1,5 +1,5 @@
 /* http.c - see http.h. It uses libmicrohttpd, which is loaded when a server opens, so that the program also runs if the
- * library is not installed. * Each connection has a thread, so that a handler may wait. clients.c limits the time of
+ * library is not installed. Each connection has a thread, so that a handler may wait. clients.c limits the time of
  * connections, because the timeouts of libmicrohttpd begin again with each byte. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include "train/serve/http.h"

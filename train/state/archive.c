@@ -1,9 +1,10 @@
 /* archive.c - keeps the outputs of an earlier run when a new run starts in the same output.dir, and its later
- * checkpoints when a run continues from an earlier checkpoint. * One rename cannot move several names. The outputs are
- * moved one by one to a hidden directory, which is then renamed to archive-N. After a kill before this rename, the next
- * start moves the contents back. If output.dir now has a newer entry of the same name (an export that ran in between,
- * or the directory of the other checkpoints), the newer entry stays and the older one goes to an archive. The caller
- * holds the lock of output.dir. */
+ * checkpoints when a run continues from an earlier checkpoint.
+ *
+ * One rename cannot move several names. The outputs are moved one by one to a hidden directory, which is then renamed
+ * to archive-N. After a kill before this rename, the next start moves the contents back. If output.dir now has a newer
+ * entry of the same name (an export that ran in between, or the directory of the other checkpoints), the newer entry
+ * stays and the older one goes to an archive. The caller holds the lock of output.dir. */
 #include "train/state/archive.h"
 
 #include <errno.h>

@@ -1,8 +1,10 @@
 /* best.c - keeps best/ and the checkpoints consistent: a run that continues from a checkpoint must have the best/ of
- * that checkpoint. * best/ changes at evaluations, and checkpoints are written at other steps. Before a new best/
- * replaces the one that the newest checkpoint names, the checkpoint gets hard links to its files. A run that continues
- * from there moves these files back, and the best/ of a later step to an archive. The step in the adapter
- * (moetrain_step) shows which best/ it is. */
+ * that checkpoint.
+ *
+ * best/ changes at evaluations, and checkpoints are written at other steps. Before a new best/ replaces the one that
+ * the newest checkpoint names, the checkpoint gets hard links to its files. A run that continues from there moves these
+ * files back, and the best/ of a later step to an archive. The step in the adapter (moetrain_step) shows which best/ it
+ * is. */
 #include "train/state/best.h"
 
 #include <errno.h>

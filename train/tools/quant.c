@@ -1,5 +1,6 @@
 /* quant.c - quantises the tensors of a safetensors file, to decoded values under the same names or to codes and scales.
- * * It makes two passes over the file, in chunks of rows. The first finds the largest magnitude of every expert, and
+ *
+ * It makes two passes over the file, in chunks of rows. The first finds the largest magnitude of every expert, and
  * values that are not finite. The second writes. A file has its tensors in the order of dtypes, so codes and scales of
  * one tensor are not adjacent: the second pass computes each of them separately. */
 #include "train/tools/quant.h"
@@ -102,7 +103,7 @@ static int find_order(const struct quant *q, struct item *item, struct err *err)
 }
 
 /* Sets item->n_exp, the product of the axes before the matrix. If the tensor has elements, the reader has checked that
- * the product does not overflow. If one axis is 0, the other axes may have any size; --pack allows up to EMPTY. */
+ * the product does not overflow. If one axis is 0, the other axes may have any size, with --pack up to EMPTY. */
 static int count_experts(const struct quant *q, struct item *item, struct err *err)
 {
     const struct st_tensor *t = item->t;
