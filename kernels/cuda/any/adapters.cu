@@ -1,18 +1,18 @@
 /* adapters.cu - DoRA of a dense projection (struct dora): norms of the rows of W + scale B A, the product scaled by
- * m / norm, and its gradient. The adapters of several sequences, added to a product that has no adapter (struct
- * lora_rows).
+ * m / norm, and its gradient. "Rows" below: the adapters of several sequences, added to a product that has no adapter
+ * (struct lora_rows).
  *
  * Math:     norm[i] = |W_i + scale * sum over r of B[i, r] A[r, :]|; y = g y + bias + res, g = m / norm;
  *           z = g dy, dm += sum over rows of dy z / norm. Rows: y[m] += scale (x[m] A^T) B^T, A and B of row m.
  * Shapes:   norm, m, dm [rows of B] f32; A [R, in], B [rows, R] f32; y, z, dy, res [T, out] bf16, bias [out] f32.
  *           Rows: x, xa, A, B bf16, stacked by expert.
- * Needs:    in a multiple of 8 and of the format's vector. Rows: R a multiple of 8, 16-byte aligned rows.
+ * Needs:    in a multiple of 8, weight_loads8. Rows: R a multiple of 8, 16-byte aligned rows.
  * Grid:     norms: blocks of 8 warps; a warp has ROWS rows, of which a lane reads 8 columns at a time. fwd: a thread
  *           per value. bwd: 32 columns and 8 rows at a time, a block for all rows of its columns. Rows: x A^T has a
  *           warp per value of xa, the other product a thread per value of y; blocks of rows without an adapter end at
  *           once.
  * Bound:    norms: 2 in out R FLOPs outside the tensor cores, A from L1; fwd and bwd 4 to 6 T out bytes: memory bound.
- *           Rows: 2 R (in + out) bytes each, from L2 where rows share adapter and expert.
+ *           Rows: 2 R (in + out) bytes of A and B for each row, from L2 where rows share adapter and expert.
  * Numerics: f32, norms f64; sums over a row or over all T in an order that depends only on the sizes. Rows: xa is
  *           rounded to bf16, as in products with one adapter; y is rounded once more than in those. */
 #include "kernels/cuda/format/formats.cuh"

@@ -89,7 +89,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (VECTORS) {
             struct vec8<T> in[UNROLL];
 #pragma unroll
-            for (int u = 0; u < UNROLL; u++) /* beyond the end: any values, not seen */
+            for (int u = 0; u < UNROLL; u++) /* beyond the end: the last values again, which are not used */
                 in[u].load(from + min(start + u * THREADS, n_unit - 1) * VECTOR);
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {

@@ -1,9 +1,9 @@
-/* attn_decode.cu - decoding: rows of tokens in pages, and attention to them.
- * Math: o = sum_j p_j v_j, p = softmax(scale q k_j, sink) over the keys j of the window; of compressed attention also
- *   over entries, all visible or listed ones.
+/* attn_decode.cu - decoding: stores rows of tokens (keys and values) in pages; attention to them.
+ * Math: o = sum_j p_j v_j, p = softmax(scale q k_j, sink) over the keys j of the window; in compressed attention also
+ *   over entries, which each sum up several tokens: all visible ones, or those that idx lists.
  * Shapes: q [T, H*A], o [T, H*B], rows [pages * 64, K*(A+B)] bf16: k | v; table [S, P], pos [T], cu [S+1] i32; sinks
- *   [H] f32. Stored rows x [T, C] bf16. S and T may be 0.
- *   Also rows [.., K*A]: k, whose first B columns are v; entries [.., A], idx [T, I] i32.
+ *   [H] f32. Stored rows x [T, C] bf16. S and T may be 0. Where values are columns of keys: rows [.., K*A], k, whose
+ *   first B columns are v. Entries [.., A], idx [T, I] i32.
  * Needs: A, B at most 576. A position below 0 or a page that does not exist traps.
  * Grid: one block per query and head. Its warp w has the keys first + w, first + w + WARPS, ...; lane i has columns i,
  *   i + 32, ... of key and value. Stored rows: one block per token.
@@ -22,7 +22,7 @@ static __global__ void store(const struct page_table pages, const bf16 *x, int64
 {
     const int64_t t = blockIdx.x;
     const int s = sequence_at(cu, n_seq, t), p = pos[t];
-    if (pos[cu[s + 1] - 1] - p >= pages.n_of_seq * MT_PAGE) return; /* a later token has its row */
+    if (pos[cu[s + 1] - 1] - p >= pages.n_of_seq * MT_PAGE) return; /* a later token of this pass takes the same row */
     bf16 *row = page_row(pages, s, p);
     for (int c = (int)threadIdx.x; c < n_col; c += (int)blockDim.x) row[c] = x[t * ld + c];
 }

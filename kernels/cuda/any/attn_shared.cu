@@ -1,5 +1,6 @@
-/* attn_shared.cu - attention whose heads share one key, which is the value too (DeepSeek-V4): a window, entries, a
- * sink. The ops, and kernels for any number of heads of up to 512 columns.
+/* attn_shared.cu - attention whose heads share one key, which is the value too (DeepSeek-V4). A token sees a window,
+ * entries, which each sum up several tokens, and a sink. The ops, and kernels for any number of heads of up to 512
+ * columns.
  *
  * Math: o_t = sum_k p_tk key_k, p_tk = exp(scale <q_t, key_k> - lse_t) over the keys that token t sees; lse includes
  *   the sink. ds = scale p (<dout, key> - <dout, o>); dq = sum_k ds key_k; dkey = sum over tokens and heads of p dout +
@@ -15,7 +16,8 @@
 #include "kernels/cuda/parts/attn_shared.cuh"
 
 enum { WARPS = 8, WORDS = SHARED_WIDEST / 32 }; /* WORDS: columns of a lane, at most */
-/* shared_sum_kernel: a thread has four columns, and one item while the parts are listed; SUM_LOADS: loads in flight */
+/* shared_sum_kernel: a thread has four columns and, in list_parts, one item (struct shared_item); SUM_LOADS: loads in
+ * flight */
 enum { SUM_THREADS = SHARED_DIM / 4, SUM_LOADS = 8 };
 static_assert((int)SUM_THREADS == (int)SHARED_ITEMS, "a thread per item");
 
@@ -132,7 +134,7 @@ __device__ static inline bool sees(const struct shared_args &a, int t, int row, 
     const int e = row - s.first_entry;
     if (e < 0 || e >= s.n_far) return false;
     if (!s.list) return true;
-    int low = 0, high = a.top; /* the first element of e or more, or -1 */
+    int low = 0, high = a.top; /* finds the first element that is at least e, or is -1 */
     while (low < high) {
         const int middle = (low + high) / 2, x = s.list[middle];
         if (x >= 0 && x < e)
@@ -175,8 +177,9 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- what the kernels for 64, 128, ... heads of 512 columns share in the backward */
 
-/* Lists the rows of x.part that hold terms of row `row` of kv, or of the entries, in the order of the tokens; for
- * columns 0 .. 255. Returns their number. All threads of a block of SHARED_ITEMS call it; it ends with a barrier. */
+/* Lists the rows of x.part that hold this chunk's terms of the gradient of row `row` of kv, or of the entries, in the
+ * order of the tokens. They hold columns 0 .. 255; columns 256 .. 511 are SHARED_BLOCK rows further. Returns their
+ * number. All threads of a block of SHARED_ITEMS call it; it ends with a barrier. */
 __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct shared_args &a,
                                         const struct shared_chunk &x, int row, bool entry)
 {
@@ -205,9 +208,9 @@ __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct sh
     return n;
 }
 
-/* A block adds the parts of one row, in the order of the tokens. The first blocks have the rows of kv from row0 on, the
- * other blocks have the rows of the entries. x.dkv and x.dentry have the sums of earlier chunks; a row that no later
- * token sees is written in bf16. */
+/* A block adds the terms of one row (list_parts), in the order of the tokens. The first blocks have the rows of kv from
+ * row0 on, the other blocks have the rows of the entries. x.dkv and x.dentry have the sums of earlier chunks; a row
+ * that no later token sees is written in bf16. */
 static __global__ void __launch_bounds__(SUM_THREADS)
     shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
 {

@@ -1,4 +1,5 @@
-/* compress.cu - one entry per `ratio` tokens: a softmax over the tokens of every column.
+/* compress.cu - the entries of compressed attention, one per `ratio` tokens: in every column a sum of the tokens'
+ * values, weighted by the softmax of their gates.
  * Math: y = sum_j p_j value_j, p = softmax_j(gate_j + bias_j), column by column; dvalue_j = p_j dy, dgate_j = p_j dy
  *   (value_j - y). With overlap an entry also sums the tokens of the entry before it, in their columns a.
  * Shapes: kg [T, 2W] bf16: value | gate, with overlap [T, 4W]: value a | value b | gate a | gate b; bias [ratio, W or
@@ -7,9 +8,8 @@
  * Grid: up to 16 tokens per entry: a thread has 4 columns of one entry. More: a block has 64 columns of one entry; 16
  *   groups of 16 threads share its tokens and merge their sums. A thread loads four tokens at a time; the backward
  *   keeps them in registers if an entry has no more. Each token and column belongs to one entry, so the backward needs
- *   no atomics. The last S items of the backward write zeros for tokens that belong to no entry. At most 64 registers,
- *   no spills.
- *   Decoding: a block per entry that the pass completes, a thread per column.
+ *   no atomics. The backward has S more items (compress_kernel), which write zeros for tokens that belong to no entry.
+ *   At most 64 registers, no spills. Decoding: a block per entry that the pass completes, a thread per column.
  * Bound: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
  * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end. */
 #include "kernels/cuda/parts/pages.cuh"
@@ -173,7 +173,7 @@ static __device__ inline void add_batch(struct state<VEC> *s, const struct batch
     }
 }
 
-/* Writes the gradients of a batch. s: the complete softmax; dy: dLoss/dy divided by its sum. */
+/* Writes the gradients of a batch. s: the complete softmax; dy: dLoss/dy divided by the sum of the softmax. */
 template <int VEC>
 static __device__ inline void write_batch(const struct state<VEC> &s, const float dy[VEC], const struct batch<VEC> &b,
                                           const struct compress_job &job, const struct entry &e, int base, int step,

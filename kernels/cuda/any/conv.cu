@@ -2,7 +2,7 @@
  * Math: y = silu(u), u[t] = bias + sum_j w[j] x[t - (J-1) + j] inside a sequence; dpre = dy silu'(u), dx[t] = sum_j
  *   w[j] dpre[t + (J-1) - j]. w and bias are frozen: no gradient.
  * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J], bias [C] f32 or absent, J <= 8. T may be 0. Decoding: tails
- *   [slots, (J-1) C] bf16.
+ *   [slots, (J-1) C] bf16, the last J - 1 rows of x of each sequence.
  * Needs: C a multiple of 8, 16-byte aligned rows.
  * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU;
  *   blocks of 128 threads. It copies its columns of the next eight rows into shared memory, which no other thread
@@ -434,7 +434,7 @@ struct conv_decode_job {
     const float *w, *bias;
 };
 
-/* Row t of sequence s, from -(J-1) on, in column c. */
+/* Column c of row t of sequence s; rows -(J-1) .. -1 are in the tail. */
 static __device__ inline bf16 row_value(const struct conv_decode_job &job, const bf16 *before, int s, int t, int c)
 {
     if (t >= 0) return job.x.at(job.cu[s] + t)[c];
@@ -626,7 +626,7 @@ struct short_decode_job {
     struct state_view<float> tail;
 };
 
-/* v of row t of sequence seq, from -(J-1) on, in column c. */
+/* v of row t of sequence seq in column c; rows -(J-1) .. -1 are in the tail. */
 static __device__ inline float short_value(const struct short_job &job, const float *before, int seq, int t, int c)
 {
     if (t < 0) return before ? before[(int64_t)(job.n_tap - 1 + t) * job.n_col + c] : 0;

@@ -1,21 +1,21 @@
 /* delta.cu - gated delta rule, forward and backward, token by token (math: kernels/ops/ops.h, kernels/cpu/delta.c).
  *
  * The columns of a state S [A, B] do not depend on each other, given k; its rows do not, given the deltas. So a thread
- * holds one column or one row in registers, and no thread waits for another:
+ * holds one column or one row in registers, and no thread waits for another. S' = e^g S, E is the gradient of S:
  *   columns   forward    err = v - S'^T k, delta = beta err, S = S' + k delta^T; o = S^T q
  *             backward   E += q do^T, dd = E^T k, dmem = -beta dd, E = e^g (E + k dmem^T); dv = beta dd
- *   rows      forward    dk_in = S' dmem, then S; dq = S do
+ *   rows      forward    dk_in = S' dmem, S as in columns; dq = S do
  *             backward   E += q do^T, dk_out = E delta, E = e^g (E + k dmem^T)
  *   tokens    dk = dk_in + dk_out, sums over the value heads of a key head, norms of q and k; dbeta = <dd, err>, dG =
  *             <q, dq> + <k, dk_in> - <k, dk_out>; dg = the sum of dG over the tokens after, inside the sequence
- * The op's forward is the first line, its backward runs all of them. Segments (struct segments) continue others: the
- * columns store the state after a segment, or the gradient before it, a launch for each level; so do the sums of dG.
+ * The forward is the first line, the backward runs all of them. Where segments (struct segments) continue others, each
+ * level has a launch: columns store the state after a segment, or the gradient before it; so do the sums of dG.
  * Shapes: as in ops.h, bf16; err, dd [T, N*B] and dq, dk_in, dk_out [T, N*A] f32 in scratch. T may be 0.
  * Needs: A and B at most 128, T N < 2^31.
  * Grid: a block per sequence and value head, a thread per column (row), TILE tokens at a time through shared memory (at
  * most 40 KiB); tokens: a warp per token and key head; gates: a block per sequence and value head.
- * Bound: per token and thread 4 A (5 B) operations in f32 registers, N S blocks: instruction issue, and too few blocks
- * for few sequences and heads. Bytes: fwd 2 T (C + N B) bytes; bwd about 4 T N (7 B + 7 A).
+ * Bound: instruction issue: per token a thread has 4 A operations in f32 for a column, 5 B for a row; and N S blocks,
+ * too few for few sequences and heads. Bytes: fwd 2 T (C + N B) bytes; bwd about 4 T N (7 B + 7 A).
  * Numerics: f32 sums in a fixed order, bitwise repeatable.
  * On Hopper, delta_wgmma.cu replaces these kernels for heads of 128. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"

@@ -40,7 +40,7 @@ extern "C" void cuda_embed_fwd(struct device *dev, struct tensor y, const struct
     CUDA_CHECK_LAUNCH();
 }
 
-/* prefix: NULL, or of each sequence. */
+/* prefix: rows in the prefix of each sequence, or NULL. */
 static __global__ void add_noise(bf16 *x, int64_t ld, int64_t dim, const int32_t *cu, const int32_t *prefix, int n_seq,
                                  float alpha, uint64_t key)
 {

@@ -3,15 +3,16 @@
  * Math:     kernels/format/fakequant.h, element by element: the results have the bits of the CPU. y = Q(x); codes and
  *           scales of Q(x); dx = |x| <= amax ? dy : 0.
  * Shapes:   x, y, dx, dy [E, out, in] bf16, f16 or f32; amax [E] or [1] f32; codes [E, out, in or in/2] u8; scales
- *           [E, out, in / block]; top [E] f32. E, out, in may be 0; E at most 65535.
+ *           [E, out, in / block]; top [E] f32, an expert's factor (put_top). E, out, in may be 0; E at most 65535.
  * Needs:    in a multiple of 8 and 16-byte aligned tensors for the kernels that move eight values at a time; other
  *           tensors take a thread per block, or per byte of codes if there are no blocks.
  * Grid:     [ceil(out * in / 8192), E] blocks of 256 threads; a thread loads 4 times 8 values first; then one thread of
  *           the block computes what depends on the expert alone. The lanes of a block of 16, 32 or 128 values are
  *           neighbours, find its largest magnitude by shuffles and share the work on the scales.
- * Bound:    fake_quant: each value read and written once; pack: read once, codes and scales written -> memory bound. At
- *           4.1 TB/s and bf16 about 27 instructions per value fit into the time of a copy; NVFP4 has 19: 3 for the
- *           quotient (short_quotient), 8 for both roundings and the product, 5 for the scale of the block, 3 others.
+ * Bound:    fake_quant: each value read and written once; pack: read once, codes and scales written -> memory bound. A
+ *           copy on an H200 runs at 4.1 TB/s, which leaves time for about 27 instructions per bf16 value; NVFP4 has 19:
+ *           3 for the quotient (short_quotient), 8 for both roundings and the product, 5 for the scale of the block, 3
+ *           others.
  * Numerics: fp32, nearest even, no fused operation but in quotients, where it makes them exact; denormals are kept. */
 #include "kernels/cuda/parts/vec8.cuh"
 #include "kernels/format/fakequant.h"
@@ -100,8 +101,9 @@ static __device__ __forceinline__ struct fakequant_scale nvfp4_scale(const struc
     return fakequant_scale_nvfp4_of(&f, w.top, r);
 }
 
-/* Scales of UNROLL blocks that `lanes` neighbouring lanes share; most: of this lane's values. A lane computes the
- * scales of as few of the blocks as possible, and the lanes exchange them. All lanes of the warp call. */
+/* Scales of UNROLL blocks that `lanes` neighbouring lanes share; most: the largest magnitudes of this lane's values. A
+ * lane computes the scales of as few of the blocks as possible, and the lanes exchange them. All lanes of the warp
+ * call. */
 template <enum fakequant_kind KIND, bool PACK>
 static __device__ __forceinline__ void block_scales(struct fakequant_scale s[UNROLL], const struct fakequant &f,
                                                     const struct whole &w, const float most[UNROLL], int lanes)

@@ -205,7 +205,8 @@ extern "C" void cuda_mx_range(struct device *dev, struct tensor range, const str
     CUDA_CHECK_LAUNCH();
 }
 
-/* One block: TILE x TILE elements of an expert. each: bytes of an expert in y, 2 n, or n: its transpose alone. */
+/* One block: TILE x TILE elements of an expert. each: bytes of an expert in y: 2 n_out n_in for codes and transpose
+ * (bf16 values if its step is 0), or n_out n_in for the transpose alone. */
 static __global__ void __launch_bounds__(TILE *TILE / 4)
     codes_kernel(uint8_t *y, const uint8_t *nibbles, const uint8_t *scale, const float *step, int64_t n_out,
                  int64_t n_in, int64_t each)

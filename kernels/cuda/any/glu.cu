@@ -1,11 +1,12 @@
 /* glu.cu - the activation of dense feed-forward networks, with or without a gate per token; the activation of experts
  * if the product has no epilogue for it; y += x; x *= factor.
  * Math: act = gate glu(pre); dpre = glu'(pre) gate dact, dgate = <glu(pre), dact> (ops.h has the formulas).
- * Shapes: pre, dpre [T, U], act, dact [T, F] bf16, gate, dgate [T, 1] f32; x, y [T, D] bf16; all may be views.
+ * Shapes: pre, dpre [T, 2F] (GLU_RELU2: [T, F]), act, dact [T, F] bf16, gate, dgate [T, 1] f32; x, y [T, D] bf16; all
+ *   may be views.
  * Needs: F, D % 8 == 0, 16-byte aligned rows. T may be 0.
  * Grid: blocks of 256; a thread handles 8 columns of a row. The backward has a warp per row up to F = 2048, above it
- *   256 threads. Registers on sm_90a: forward 32, backward 48; without gates 24 and 48.
- * Bound: forward 6*T*F bytes, backward 10*T*F, sum 6*T*D: memory bound. Without gates forward 4*T*F, backward 6*T*F, of
+ *   256 threads. Registers on sm_90a: forward 32, backward 48; GLU_RELU2 24 and 48.
+ * Bound: forward 6*T*F bytes, backward 10*T*F, sum 6*T*D: memory bound. GLU_RELU2: forward 4*T*F, backward 6*T*F, of
  *   experts 8*T*F.
  * Numerics: f32, one rounding at the end; the sum of dgate in an order that depends on F alone. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"

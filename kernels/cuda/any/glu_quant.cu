@@ -8,9 +8,9 @@
  * Grid:     256 threads, 8 columns of a row each. The lanes of a block of 16, 32 or 128 columns are neighbours and find
  *           its largest magnitude by shuffles.
  * Bound:    6 M F bytes: memory bound.
- * Numerics: h has the bits of the GROUPED_GLU epilogue (the same function without an operation that could be fused);
- *           Q has the bits of the CPU for equal h. Forward and backward call this kernel with the same pre, so they get
- *           the same bits. */
+ * Numerics: h has the bits of the GROUPED_GLU epilogue (the same function, in which the compiler finds no
+ *           multiplication and addition to fuse); Q has the bits of the CPU for equal h. Forward and backward call this
+ *           kernel with the same pre, so they get the same bits. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 
 enum { THREADS = 256, VECTOR = 8 };

@@ -14,7 +14,7 @@
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 
-enum { MAX_EXPERTS = 4096 }; /* their row tiles have room in the memory of the stages */
+enum { MAX_EXPERTS = 4096 }; /* the numbers of their row tiles fit into the memory of the stages */
 enum { ROWS = 64, DEPTH = 128, STAGES = 3, THREADS = 128, CHUNKS = DEPTH / 8, PASSES = ROWS * CHUNKS / THREADS };
 
 template <int BN, bool KN> struct tile {

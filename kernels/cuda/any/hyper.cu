@@ -10,8 +10,8 @@
  *   Post backward: `mix`; `unmix`, a block per token: df, dx, the N (N + 1) dot products; `mix_bwd`.
  *   Pre backward: `pre_dots`, a block per token; `values_bwd`, mma.sync: a warp keeps 32 columns of fn in registers and
  *   walks over 128 tokens. Both factors are sums of two bf16, whose error (2^-16) is below the rounding of dx.
- * Bound at N = 4, in rows of D bf16 per token: pre forward 5, and x again; post forward 9; post backward 14; pre
- *   backward 13, and x and dy again: memory bound.
+ * Bound at N = 4, in rows of D bf16 moved per token: pre forward 5, and x a second time; post forward 9; post backward
+ *   14; pre backward 13, and x and dy a second time: memory bound.
  * Numerics: f32, one rounding at the end; sums in a fixed order, no atomics. */
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
@@ -23,7 +23,7 @@ enum {
     VALUES = 24,           /* largest V */
     PER_TOKEN = 128        /* threads of a block per token */
 };
-enum { N_MAX = MT_MAX_STREAMS, COEFS = HYPER_COEFS }; /* of mix: post, C with rows of N_MAX */
+enum { N_MAX = MT_MAX_STREAMS, COEFS = HYPER_COEFS }; /* what mix writes: post, C in rows of N_MAX */
 static_assert(VALUES == (2 + N_MAX) * N_MAX && N_MAX == 4, "16 threads per matrix");
 
 static row_view<> streams_of(struct tensor x) { return aligned_rows(x, "hyper-connections"); }
@@ -80,8 +80,8 @@ static __device__ inline float square_sum(uint4 u)
 }
 
 /* part [SPLITS, T, 8 TILES + 1] =: fn x and the sum of squares over a range of columns. A warp has 32 tokens and every
- * fourth 32 columns. A step of the product permutes its 32 columns in the same way for x and fn: each lane has 8
- * consecutive ones. */
+ * fourth group of 32 columns. A step of the product permutes its 32 columns in the same way for x and fn: each lane has
+ * 8 consecutive ones. */
 template <int TILES>
 static __global__ __launch_bounds__(256) void values(float *part, row_view<> x, const struct hyper_job j, int per_split)
 {
@@ -138,7 +138,7 @@ static __global__ __launch_bounds__(256) void values(float *part, row_view<> x, 
     }
 }
 
-/* y, m, rstd of a token. width: of part */
+/* y, m, rstd of a token. width: columns of part */
 template <int N>
 static __global__ __launch_bounds__(PER_TOKEN) void pre_sum(row_view<> y, float *m, float *rstd, row_view<> x,
                                                             const float *part, int width, const struct hyper_job j)

@@ -1,4 +1,5 @@
-/* index.cu - the indexer of compressed attention: the K entries of every token with the largest scores.
+/* index.cu - the indexer of compressed attention: for every token the K entries with the largest scores. An entry sums
+ * up `ratio` tokens (compress.cu).
  * Math: score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>) of the entries e < n = (t + 1) / ratio of t's sequence.
  *   Tokens with n <= K take them all. Larger scores are taken first, of equal scores the lower entry; written in
  *   ascending order, then -1.
@@ -342,7 +343,7 @@ static __device__ inline void write_chosen(int32_t *out, const struct keys &k, i
 
 template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) index_choose(const struct index_job job)
 {
-    extern __shared__ uint32_t room[]; /* [most], or none */
+    extern __shared__ uint32_t room[]; /* keys of job.most entries; above KEYS none */
     const int64_t t = job.first + blockIdx.x;
     const int n = index_visible(job, t);
     int32_t *out = job.idx + t * job.ld_idx;

@@ -2,9 +2,9 @@
  *
  * Math:     ops.h. z, y logits of student and teacher, p = softmax(z/T), q = softmax(y/T). Forward KL: sum q
  *           (log q - log p), its gradient to z (p - q) / T. Reverse KL: sum p (log p - log q), gradient p (log p -
- *           log q - kl) / T. With K ids and a bucket: gradient (p - q) / T for the ids, (p - q_r p / p_r) / T for the
- *           others. A term is summed as q (d + e^-d - 1), d = log q - log p: the sum over a distribution is the same,
- *           and an error of d enters in second order.
+ *           log q - kl) / T. With K ids and a bucket of all others, of mass p_r and q_r: gradient (p - q) / T for the
+ *           ids, (p - q_r p / p_r) / T for the others. A term is summed as q (d + e^-d - 1), d = log q - log p: the sum
+ *           over a distribution is the same, and an error of d enters in second order.
  * Shapes:   as linear_ce. Scratch: logits [chunk, V] f32, once more for a teacher with hidden states, or [chunk, K]
  *           f32 for the logits of its ids; x and then dx of the chunk [chunk, D] bf16.
  * Needs:    as linear_ce; K <= V. An id outside the vocabulary gives a loss that is not a number.
@@ -91,7 +91,7 @@ static __device__ __forceinline__ float divergence_of(float a, float b, float d)
     return fabsf(d) < 0.25f ? a * series : a * (d - 1) + b;
 }
 
-/* p where q is 0 in double. */
+/* q (d + e^-d - 1) of the bucket, from log q and log p; p where q is 0 in double. */
 static __device__ __forceinline__ double bucket_divergence(double lq, double lp)
 {
     const double q = exp(lq), d = lq - lp;

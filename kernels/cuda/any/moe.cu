@@ -1,22 +1,22 @@
 /* moe.cu - the experts' ops, made of grouped products, and the small kernels between them.
  * Math: kernels/ops/ops.h; kernels/cpu/moe.c does the same in plain loops. Per launch, the matrices of expert_group
- *   experts are decoded to bf16 and multiplied by the rows of those experts; bf16 weights are used in place. With
- *   fewer rows than experts (M < E), the experts that have rows are listed on the device first, and only they have a
- *   place in the buffer, which has min(E, M) of them. On Hopper, products of few rows per expert decode MXFP4 inside
- *   (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of very many rows decode it into a ring,
- *   beside the products of the experts before (grouped_ahead_wgmma.cu). Adapters: forward xa = x A^T (thin); the main
- *   product then adds scale * xa B^T in its accumulators. Backward db = dy B (thin), dx = dy W + scale * db A, dA +=
- *   scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do not contain the gate: the thin
- *   operands of its gradients, db and ha, are multiplied by the gate in f32 and rounded once, and the epilogue of the
- *   activation's gradient multiplies by the gate. On Hopper with r <= 16 one pass over dy computes dy B and dB, and
- *   the thin product before a bf16 product of tokens writes the rows that it gathers, which the main product reads by
- *   TMA (push_copy).
+ *   experts (struct device) are decoded to bf16 and multiplied by the rows of those experts; bf16 weights are used in
+ *   place. With fewer rows than experts (M < E), the experts that have rows are listed on the device first, and only
+ *   they have a place in the buffer, which has min(E, M) of them. On Hopper, products of few rows per expert decode
+ *   MXFP4 inside (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of very many rows decode it into
+ *   a ring, beside the products of the experts before (grouped_ahead_wgmma.cu). Adapters: forward xa = x A^T (thin);
+ *   the main product then adds scale * xa B^T in its accumulators. Backward db = dy B (thin), dx = dy W + scale * db A,
+ *   dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do not contain the gate: the thin
+ *   operands of its gradients, db and ha = act A^T, are multiplied by the gate in f32 and rounded once, and the
+ *   epilogue of the activation's gradient multiplies by the gate. On Hopper with r <= 16 one pass over dy computes dy B
+ *   and dB, and the thin product before a bf16 product of tokens writes the rows that it gathers, which the main
+ *   product reads by TMA (push_copy).
  * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y
  *   of combine; all 16-byte aligned.
  * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
  *   registers, no shared memory, no spills.
- * Bound: memory: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves where the product has no
- *   epilogue for it (cuda_grouped_swiglu) 6*M*F; GLU_RELU2, for which no product has one, 4*M*F and, backward, 8*M*F.
+ * Bound: memory: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1); where the product has no epilogue, GLU of
+ *   separate halves (cuda_grouped_swiglu) 6*M*F, GLU_RELU2 4*M*F and, backward, 8*M*F.
  * Numerics: f32 sums in an order that depends only on the shapes and the routing. */
 #include "kernels/cuda/parts/few_rows.h"
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
@@ -151,8 +151,8 @@ static const struct grouped_variant *variant_of(int64_t n_out)
     return v;
 }
 
-/* ids = the experts that have rows, ascending; to = their row offsets. Later places have no rows, and their ids are not
- * written. One block. */
+/* ids = the experts that have rows, ascending; to = their row offsets. A place is an index of ids. Places after these
+ * have no rows, and their ids are not written. One block. */
 static __global__ void __launch_bounds__(GROUPED_EXPERTS)
     list_kernel(int32_t *ids, int32_t *to, int n_place, const int32_t *offs, int n_exp)
 {
@@ -327,7 +327,7 @@ template <typename word> static void gather(struct tensor y, struct tensor x, st
 
 /* Whether a thin product with an adapter of this rank can write the rows that it reads. */
 static bool writes_rows(int64_t rank) { return rank > 0 && rank <= THIN_RANK; }
-/* Writes the copy unless a thin product does. */
+/* Writes the rows of x in expert order to `copy`, unless a thin product does. */
 static void fill_copy(struct tensor copy, struct tensor x, const struct proj *proj, const struct route *r)
 {
     if (copy.ndim && copy.shape[0] && !writes_rows(proj->lora.r)) gather<uint4>(copy, x, r->row_slot, r->idx.shape[1]);

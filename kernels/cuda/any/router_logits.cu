@@ -4,8 +4,8 @@
  * Needs: D % 8 == 0, rows of x 16-byte aligned.
  * Grid: eight warps for 32 tokens by 32 experts share the summed index: each takes every eighth part of 64 and has
  *   separate sums, which are added in the order of the warps. 33 KiB of shared memory, two blocks per SM; 128
- *   registers. While multiprocessors would be idle: 16 tokens by 8 experts, with three parts of loads at once; the same
- *   bits.
+ *   registers. Where this leaves multiprocessors idle, a block has 16 tokens by 8 experts and loads three parts at
+ *   once; the bits are the same.
  * Bound: 2 T D bytes per 32 experts: memory bound. With few tokens the time is that of a warp's loads, one part after
  *   the other.
  * Numerics: products of bf16 are exact; f32 sums, in the same order for all columns, so that equal rows of W give equal

@@ -3,7 +3,7 @@
  * Shapes: x, dx [T, D] bf16 (views), W [E, D], logits [T, E] f32, dl [T, ..] f32 with zeros from E to a multiple of 8.
  * Needs: weight_loads8; 16-byte aligned rows.
  * Grid: tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory. Registers on
- *   sm_90a: 126, 140, dx 168 at most; no spills.
+ *   sm_90a: at most 140 for logits, 168 for dx; no spills.
  * Numerics: products in TF32 on tensor cores. x, of 8 significant bits (TF32: 11), is exact; W and dl are split into
  *   two TF32 numbers, which is as accurate as f32. Sums in f32, in the same order for all columns, so that equal rows
  *   of W give equal logits; 64 products are summed, then added with one rounding. */

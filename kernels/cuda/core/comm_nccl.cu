@@ -53,7 +53,7 @@ static struct {
     volatile uint32_t *begun, *ended;
     CUdeviceptr begun_at, ended_at;
     CUresult (*write_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
-    cudaEvent_t done[COMM_TICKETS]; /* all to all */
+    cudaEvent_t done[COMM_TICKETS]; /* of all-to-alls, by ticket */
     int64_t tickets;
 } state;
 

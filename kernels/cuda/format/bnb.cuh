@@ -1,4 +1,5 @@
-/* bnb.cuh - NF4 and FP4 of bitsandbytes: codes of the weight's table, an absmax per block, in f32 or nested. */
+/* bnb.cuh - NF4 and FP4 of bitsandbytes: codes into the weight's table of 16 values, an absmax per block, in f32 or
+ * quantised itself (nested). */
 #ifndef MT_CUDA_FORMAT_BNB_H
 #define MT_CUDA_FORMAT_BNB_H
 

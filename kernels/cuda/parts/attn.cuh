@@ -61,7 +61,7 @@ __host__ __device__ static inline int64_t attn_norm_at(const struct attn_args &a
 
 /* ---- which rows ---- */
 
-/* Slot `slot` of the grid, in blocks of `size` rows. */
+/* Slot `slot` of the grid (struct seq_block), in blocks of `size` rows. */
 __device__ static inline struct seq_block find_block(const struct attn_args &a, int slot, int size)
 {
     return find_seq_block(a.cu, a.n_seq, slot, size);
@@ -116,7 +116,7 @@ static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head
  * gradients of queries and of a base, are rounded to bf16 once more. Batches without prefixes run only the kernels
  * without PREFIX. */
 
-/* Keys are numbered by position, and so are queries: query i of the sequence is at position i + shift. */
+/* Keys are numbered by their position. Query i of the sequence is at position i + shift. */
 struct attn_keys {
     int64_t first; /* row of key 0 */
     int n, shift;

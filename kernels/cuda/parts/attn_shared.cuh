@@ -2,7 +2,7 @@
  * and the keys that a token sees.
  *
  * The keys of a token are numbered: first those of its window, in order, then its entries, in order (with idx: those
- * that the list names). */
+ * that the list names). An entry sums up `ratio` tokens (compress.cu). */
 #ifndef MT_CUDA_ATTN_SHARED_H
 #define MT_CUDA_ATTN_SHARED_H
 
@@ -88,7 +88,7 @@ __device__ static inline float exp2_approx(float x)
 
 /* ---- kernels for 64, 128, ... heads of 512 columns */
 
-enum { SHARED_COLUMNS = 256 }; /* columns of an item */
+enum { SHARED_COLUMNS = 256 }; /* columns of an item (struct shared_item) */
 
 /* The backward processes the tokens in chunks. A chunk and its scratch; slot i of a token is its i-th key. */
 struct shared_chunk {
@@ -208,7 +208,7 @@ __device__ static inline void map_item(int *map, struct shared_live *live, const
     __syncthreads();
 }
 
-/* dq, p and ds of a chunk; the parts of its items. */
+/* shared_fwd_*: o and lse. shared_dq_*: dq, p and ds of a chunk. shared_dkey_*: the parts of its items. */
 typedef void shared_fwd_run(const struct shared_args *a);
 typedef void shared_bwd_run(const struct shared_args *a, const struct shared_chunk *x);
 shared_fwd_run shared_fwd_wgmma, shared_fwd_mma;

@@ -38,8 +38,8 @@ __device__ __forceinline__ int quotient_of(const struct quotient &q, int n)
 /* Epilogues with GLU are for activations with a gate. */
 enum grouped_epilogue {
     GROUPED_STORE,   /* out[m] = v */
-    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu of the rounded out[m]; columns interleaved, or
-                      * cuda_grouped_swiglu */
+    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu of the rounded out[m]; gate and up columns
+                      * interleaved, or in separate halves if cuda_grouped_swiglu */
     GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */

@@ -20,7 +20,7 @@ void cuda_grouped_fp8(const struct grouped_fp8 *f);
 
 /* The rows of an FP8 product in expert order, from rows of tokens (gathered) or from rows in expert order. */
 struct fp8_rows {
-    uint8_t *codes; /* [M, n_in] e4m3; NULL: */
+    uint8_t *codes; /* [M, n_in] e4m3; NULL: cuda_fp8_rows writes values instead */
     bf16 *values;   /* [M, n_in] bf16: the values of the codes, for products in bf16; x itself where step[e] is 0 */
     float *step;    /* [M], with codes */
 };

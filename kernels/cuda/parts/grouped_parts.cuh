@@ -32,7 +32,7 @@ static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgr
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp;
     int row = row_of_expert(g, min(lane, n_exp)), end = row_of_expert(g, min(lane + 1, n_exp));
-    uint32_t before = 0; /* units; << 16: those of experts with more than one part */
+    uint32_t before = 0; /* lower half: units; upper half: those of experts with more than one part */
     for (int first = 0; first < n_exp; first += 32) {
         const int ahead = first + 32 + lane, parts = parts_of(end - row, share);
         const int next_row = row_of_expert(g, min(ahead, n_exp)), next_end = row_of_expert(g, min(ahead + 1, n_exp));

@@ -1,4 +1,5 @@
-/* pages.cuh - decoding: rows of tokens or of entries in pages, entries that a pass completes. */
+/* pages.cuh - decoding: rows of tokens, or of entries, which each sum up several tokens, in pages; the entries that a
+ * pass completes. */
 #ifndef MT_CUDA_PAGES_H
 #define MT_CUDA_PAGES_H
 

@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_kernel(const struct a
 
     const bf16 *k = a.qkv + keys.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
     const bf16 *v = a.qkv + keys.first * a.ld_qkv + value_col(a, head / group);
-    constexpr bool HELD = DIM == 256; /* queries, as keys in dkv */
+    constexpr bool HELD = DIM == 256; /* queries are in registers, as keys in attn_dkv_kernel */
     const uint32_t start = shared_address(smem), d_tile = HELD ? start : start + q_bytes, stages = d_tile + q_bytes;
     const uint32_t q_tile = HELD ? stages + 2 * k_bytes : start;
     const auto fetch = [&](int row, int stage) {

@@ -1,7 +1,7 @@
 /* attn_shared_mma.cu - attention with shared keys for every GPU since Ampere: groups of 64 heads of 512 columns, with
  * mma.sync. On Hopper, attn_shared_wgmma_fwd.cu and attn_shared_wgmma_bwd.cu replace it.
  *
- * Math, shapes, chunks: as attn_shared.cu.
+ * Math, shapes: as attn_shared.cu; chunks and items: attn_shared.cuh.
  * Grid: forward and dq: a block of 4 warps per token and 32 heads, two blocks per SM where shared memory has room.
  *   A warp has 128 of the 512 columns: its part of the queries stays in registers, and no other warp reads its part
  *   of the keys. So a score is the sum over 4 warps, in shared memory, in their order; each warp then weighs 8 heads.
@@ -9,8 +9,9 @@
  *   multiplies while the other weighs, loads or stores.
  *   dkey: 8 warps per item and 64 of its rows; two stages of 64 rows of weights and 256 columns of dout or q of 64
  *   heads, 88 KiB. Two blocks per SM where shared memory has room.
- * Bound: clocks per tile of 16 keys and 32 heads: products, at the rate of compute capability 8.0, 512 in the forward
- *   and 768 in dq; shared memory, at 128 bytes per clock, 550 and 900. 800 per stage of dkey. From L2 16 KiB per tile.
+ * Bound: clocks for a tile of 16 keys and 32 heads: products, at the rate of compute capability 8.0, 512 in the forward
+ *   and 768 in dq; shared memory, at 128 bytes per clock, 550 and 900, for a stage of dkey 800. From L2 16 KiB per
+ *   tile.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
 #include "kernels/cuda/parts/attn.cuh"
 #include "kernels/cuda/parts/attn_shared.cuh"
@@ -131,7 +132,8 @@ __device__ static inline struct place place_of(const struct shared_args &a, int 
 
 /* ---- forward */
 
-/* The place of a term in shared memory, without bank conflicts in put_terms and add_terms. */
+/* A term is a warp's part of a score, over its columns. Its place in shared memory: no bank conflicts in put_terms and
+ * add_terms. */
 __device__ static inline int sum_offset(int head, int key) { return head * KEYS + (key ^ (head & 2) * 4); }
 /* Writes this warp's terms of [32 heads, 16 keys]. */
 __device__ static inline void put_terms(float *sums, const float x[2][2][4])
@@ -432,7 +434,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     float2(*sums)[SUMS / 2] = (float2(*)[SUMS / 2])(douts + WARPS * HEADS_BYTES);
     const uint32_t own = shared_address(tiles), dout = shared_address(douts) + warp * HEADS_BYTES;
     const auto tile = [&](int i) { return own + i % DQ_STAGES * OWN_BYTES; };
-    const int row = turned(lane % 16); /* of the operands; the other is at an xor of 16 */
+    const int row = turned(lane % 16); /* this lane's row of the first 16 heads; of the others it is row ^ 16 */
     uint32_t q[OWN / 16][2][4];
     float dq[2][OWN / 8][4] = {};
     copy_half(own + OWN_BYTES, a.q + p.t * a.ld_q + column);

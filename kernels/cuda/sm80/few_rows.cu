@@ -2,18 +2,18 @@
  * Math: few_rows.h. Columns of the output are the 16 rows of a mma, rows of the experts its 8 columns. A lane has 32
  *   neighbouring values of two rows of W in a step of 128 of the depth; W and a have the same permutation of the depth
  *   inside a step. The rounding of decoded weights is that of dequant.cu.
- * Shapes: few_rows.h. Rows beyond 8 NT of an expert are another pass over its weights.
+ * Shapes: few_rows.h. An expert with more than 8 NT rows has several passes over its weights.
  * Needs: n_in a multiple of 32, n_out of 8; columns of an adapter's part begin and end at multiples of 16, or at n_out.
  *   Any GPU since sm_80.
  * Grid: a block per multiprocessor (two without rows in shared memory), which computes an equal share of the tiles of
- *   16 MT columns of all experts with rows. A team of 8 warps computes a tile: warp d has steps d, d + 8, ... (4 warps
- *   and d + 4 for one matrix of more than 8192 columns). A thread copies the weights that it decodes to shared memory
- *   by cp.async, some tiles ahead. Packed experts: two teams, which share the rows of a in shared memory. MT 1 (bf16)
- *   or 2, NT 1 or 2. 128 registers.
+ *   16 MT columns of all experts with rows. A team of 8 warps computes a tile: warp d has steps d, d + 8, ... (for one
+ *   matrix of more than 8192 columns, 4 warps have the same columns, and warp d of them has steps d, d + 4, ...). A
+ *   thread copies the weights that it decodes to shared memory by cp.async, some tiles ahead. Packed experts: two
+ *   teams, which share the rows of a in shared memory. MT 1 (bf16) or 2, NT 1 or 2. 128 registers.
  * Bound: bytes of W; about 2.4 instructions per value of MXFP4 and 4 of NF4. Codes of NF4 are looked up in registers,
  *   those of NVFP4 in shared memory.
- * Numerics: f32 sums over the steps of a warp, of which the last begins with the adapter, then over the warps in order,
- *   bias and residual; one rounding. */
+ * Numerics: f32 sums over the steps of a warp, then over the warps in order, bias and residual; the last warp's sum
+ *   begins with the adapter's product; one rounding. */
 #include "kernels/cuda/parts/few_rows.h"
 
 #include <type_traits>
@@ -34,7 +34,7 @@ struct expert {
  * of lane q of a quad are at place(q, i) of the step. `decode` turns these eight into four pairs of bf16, `pairs` puts
  * the corresponding values of a in the same order. ---- */
 
-/* Of words of eight codes: pair j has nibbles j and j + 4. */
+/* Formats whose words have eight codes of 4 bits: pair j has nibbles j and j + 4. */
 template <typename FORMAT> struct own_codes {
     enum { CHUNKS = 1 };
     static __device__ __forceinline__ int place(int q, int i) { return OWN * q + 8 * i; }
@@ -51,7 +51,7 @@ template <typename FORMAT> struct own_codes {
 };
 
 template <typename FORMAT> struct own_values : own_codes<FORMAT> {
-    float scale[2]; /* of each 16 */
+    float scale[2]; /* of each 16 values */
     __device__ __forceinline__ void load_scales(const struct source &s, const struct expert &e, int at, bool live)
     {
         const uint32_t block = FORMAT::block ? FORMAT::block : s.w.block;

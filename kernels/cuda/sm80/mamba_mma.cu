@@ -1,6 +1,7 @@
 /* mamba_mma.cu - Mamba-2 in chunks (math: mamba_mma.cuh): steps, states and outputs; the ops.
  *
- * Shapes: as in kernels/ops/recurrence.h, bf16; gates [N, T] f32 pairs; states [T / 64, items, A, 64] bf16. T may be 0.
+ * Shapes: as in kernels/ops/recurrence.h, bf16; gates [N, T] f32 pairs; states [T / 64, items, A, 64] bf16, an item
+ *   being a block of up to 64 columns of a head. T may be 0.
  * Needs: A and B at most 128. Columns that are not aligned to 16 bytes are slower.
  * Grid: gates: a warp per chunk and head. states: a block of 4 warps per segment, item and direction, a launch for each
  *   level of segments; a warp has 32 rows of the state in 64 registers; three cp.async stages, 88 KiB. outputs: a block
@@ -117,8 +118,8 @@ static __device__ __forceinline__ void scan_update(float acc[2][COLS / 8][4], co
     }
 }
 
-/* acc = the sum of the states with which the scan begins. Backward, the first slot then has the sum: the chunk before
- * reads it there. */
+/* acc = the sum of the states with which the scan begins. The backward stores the sum in the first slot, where the
+ * gradients of the segment's last chunk read it. */
 static __device__ __forceinline__ void scan_begin(float acc[2][COLS / 8][4], const struct mamba_job &job,
                                                   const struct scan &s, bf16 *states)
 {
@@ -137,7 +138,7 @@ static __device__ __forceinline__ void scan_begin(float acc[2][COLS / 8][4], con
     }
 }
 
-/* level: of forward scans, and of backward scans from the last one on */
+/* level: SEGMENT_LEVEL of forward scans; backward scans begin with the last level */
 static __global__ void __launch_bounds__(TILE_THREADS, 2) chunk_states(const struct mamba_job job, int level)
 {
     extern __shared__ __align__(1024) char smem[];

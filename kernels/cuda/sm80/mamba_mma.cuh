@@ -11,7 +11,7 @@
  *            r_i = <e^(s_i) (dY S^T)_i, c_i>, q_j = <e^(s_C - s_j) step_j (B E)_j, x_j>
  * No exponent is positive. M, and K summed over heads, are rounded to bf16 for products; sums and states are f32.
  *
- * A head wider than 64 has two blocks of columns, which do not depend on each other: an item is such a block. */
+ * An item is a block of up to 64 columns of a head. A head wider than 64 has two, which do not depend on each other. */
 #ifndef MT_CUDA_MAMBA_MMA_H
 #define MT_CUDA_MAMBA_MMA_H
 
@@ -36,9 +36,9 @@ static __device__ __forceinline__ struct item find_item(const struct mamba_job &
     return {head, half, head * job.head_dim + half * COLS, min((int)COLS, job.head_dim - half * COLS)};
 }
 
-/* States [A, COLS] are in slots: at the start of a chunk that is not the first of its segment, the slot of the ROWS
- * rows of the batch in which the chunk begins, less one; no two of these begin in the same rows. Then the slots of
- * segments. */
+/* States [A, COLS] are in slots. The state before a chunk that is not the first of its segment is in slot row / ROWS -
+ * 1, where row is the chunk's first row in the batch: no two of these chunks have the same slot. The slots of segments
+ * follow. */
 static __device__ __forceinline__ int chunk_slot(int64_t row) { return (int)(row / ROWS) - 1; }
 static __device__ __forceinline__ int segment_slot(const struct mamba_job &job, int slot)
 {

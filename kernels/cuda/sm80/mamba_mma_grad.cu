@@ -13,8 +13,8 @@
 #include "kernels/cuda/sm80/mamba_mma.cuh"
 
 enum { THREADS = 256, HALF = THREADS / 2 };
-/* Byte offsets: of b and c, and of an item's tiles in its stage. In the end K^T is where the first x was, dB and dC are
- * where E and S were. */
+/* Byte offsets: AT_ in shared memory, IN_ in a stage, which holds the tiles of one item. After the last item, K^T, dB
+ * and dC overwrite x, E and S of the first stage. */
 enum {
     AT_B = 0,
     AT_C = WIDE_TILE,
@@ -27,7 +27,8 @@ enum {
     STAGE_BYTES = IN_DY + ROW_TILE
 };
 
-/* Sums of a head, over its items; row: parts of the sum of K_ij <c_i, b_j> over j. */
+/* Sums of a head, over its items; row: parts of the sum of K_ij <c_i, b_j> over j; column: over i; direct: <dV_i, x_i>.
+ */
 struct sums {
     float row[4][ROWS], column[ROWS], r[ROWS], q[ROWS], direct[ROWS];
     float across[4], last; /* parts of <S, E>; e^(s_C) */

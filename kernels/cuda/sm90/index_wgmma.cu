@@ -127,7 +127,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    /* After each part of a walk the entries are free. */
+    /* After each sequence of a walk (PART_DONE) the memory of its entries is free for the next. */
     if (threadIdx.x < GROUPS * 128) {
         sm90_registers_more<MORE>();
         index_walk(job, [&](int64_t start, int first, int64_t begin, int64_t end) {

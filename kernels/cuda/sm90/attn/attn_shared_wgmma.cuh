@@ -20,7 +20,7 @@ enum {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* A warp arrives, with what all its lanes have done before. */
+/* One arrival for a warp, after all its lanes have done what comes before. */
 __device__ static __forceinline__ void arrive_warp(uint32_t bar)
 {
     __syncwarp();

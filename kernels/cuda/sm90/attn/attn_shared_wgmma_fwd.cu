@@ -237,7 +237,7 @@ static __device__ __forceinline__ void weigh_jobs(const struct fwd_room &m, cons
         wgmma_use(s);
         tell_weights(m, s, &x, c, live, place);
         for (; live > KEYS; live -= KEYS, place++) {
-            named_sync_apart(BOTH_GROUPS, PAIR); /* the weights are complete; nothing reads those before */
+            named_sync_apart(BOTH_GROUPS, PAIR); /* the weights are complete; nothing reads those of the tile before */
             scale_sums(o, x.factor);
             m.wait_full(place + 1);
             fence_proxy_async();

@@ -7,8 +7,8 @@
  *
  * Boxes extend over the end of a sequence into the next one, whose rows may hold NaN or infinity; 0 times those is NaN.
  * Therefore clear_rows zeroes the rows beyond the end before a product sums over the rows of a tile: values (o), keys
- * and values (dq), queries and dout (dk, dv). Only the last tile of an item can extend over the end. Rows that no
- * product sums over are not cleared and not stored.
+ * and values (dq), queries and dout (dk, dv). Only the last tile of an item (struct item) can extend over the end. Rows
+ * that no product sums over are not cleared and not stored.
  *
  * One producer warpgroup loads, the others are consumers. Every consumer warp arrives on the `empty` barrier of a stage
  * when it no longer reads it. */
@@ -42,7 +42,7 @@ struct attn_wgmma_args {
     int n_near;       /* kv heads that are processed at about the same time */
     uint32_t inverse; /* 2^16 / group, rounded up */
     int n_item;
-    int keys_from, keys_end; /* items are those of sequences whose attn_mean_keys is in this range */
+    int keys_from, keys_end; /* the launch computes sequences with attn_mean_keys from .. end-1 */
 };
 
 /* Index in the tile of the query of a row: row / group. n_query or more for unused rows. Exact for row * group < 2^16.
@@ -111,8 +111,8 @@ __device__ static __forceinline__ void before_wait(bool never)
 /* Warpgroup of this thread; the shuffle tells the compiler that it is uniform in a warp. */
 __device__ static __forceinline__ int warpgroup_index() { return __shfl_sync(~0u, threadIdx.x / 128, 0); }
 
-/* Slot and kv head of item i of n. All slots of n_near heads come before the next heads, so that several blocks read
- * the same rows at about the same time, and find them in L2. */
+/* Slot of the grid (find_block) and kv head of item i of n. The items of n_near kv heads, slot by slot, come before
+ * those of the next n_near heads. So blocks that run at about the same time read the same rows, and find them in L2. */
 struct slot {
     int slot, kv;
 };

@@ -3,9 +3,9 @@
  * dk and dv of 64 keys are 256 KiB in f32, all registers of an SM, and q, dout, k and v of 64 rows and keys 256 KiB,
  * more than its shared memory. So the queries are processed in chunks whose weights fit into scratch: a first kernel
  * computes the weights of 128 rows (queries of all heads of a group) and 256 keys, a second the sums, in items of 128
- * rows (keys) and 256 columns. Weights in scratch cost 12 bytes of memory traffic per pair in the backward, 6 in the
- * forward. Without them the backward would compute eight products instead of five, and both passes would read operands
- * from L2 at 64 bytes per clock.
+ * rows (keys) and 256 columns. For each row and key, weights in scratch cost 12 bytes of memory traffic in the
+ * backward, 6 in the forward. Without them the backward would compute eight products instead of five, and both passes
+ * would read operands from L2 at 64 bytes per clock.
  *
  * Kernels are persistent, a block per SM: two consumer warpgroups of 64 rows (keys) by 256 columns, 128 sums per
  * thread, and a producer thread, which takes items from a queue. 4 stages of 48 KiB: 64 of the inner dimension for 128
@@ -32,7 +32,8 @@ enum {
     BYTES = STAGES * STAGE_BYTES + PAIR_CONSUMERS / 32 * SLICE_BYTES + 1024
 };
 
-/* Pairs of blocks of queries, which begin at multiples of 2 n_query of their sequence, are slots of find_block. */
+/* A pair is two neighbouring blocks of n_query queries, from a multiple of 2 n_query of their sequence on. Pairs are
+ * the slots of find_block. */
 struct wide_args {
     struct attn_wgmma_args p; /* k, v: boxes of COLUMNS keys for weights, of KEYS for sums */
     int first, n;             /* slots of the chunk */

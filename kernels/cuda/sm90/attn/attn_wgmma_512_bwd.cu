@@ -5,7 +5,7 @@
  * Shapes: as attn_bwd.cu; stat [K, T, H/K]; scratch of struct scratch_attn_bwd: weights, f32 sums of dk and dv.
  * Needs: sm_90a, A and B 512, at most 64 query heads to a kv head, rows aligned to 16 bytes.
  * Grid: as attn_wgmma_512.cuh. Registers 232 and 40, sums 224 and 56; no spills; 209 KiB.
- * Bound: in clocks per SM for a stage: wgmma 1024; copies from L2 48 KiB, 48 bytes per clock, so L2.
+ * Bound: in clocks per SM for a stage: wgmma 1024; copies from L2 48 KiB, 48 bytes per clock, so L2 is the limit.
  * Numerics: as attn_bwd.cu; ds from p rounded to bf16. The order of sums depends on the sequence alone: chunks continue
  *   sums in f32. Rows beyond the end of a sequence are cleared, as in attn_wgmma.cuh. */
 #include "kernels/cuda/sm90/attn/attn_wgmma_512.cuh"

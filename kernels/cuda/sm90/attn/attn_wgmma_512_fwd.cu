@@ -7,7 +7,7 @@
  * Needs: as attn_wgmma_512_bwd.cu.
  * Grid: as attn_wgmma_512.cuh. In the second kernel weights are A operands in registers, times 2^(u - U), which is
  *   exact. Registers 232 and 40, then 224 and 56; no spills; 209 KiB.
- * Bound: in clocks per SM for a stage wgmma 1024; copies from L2 48 KiB, 48 bytes per clock, so L2.
+ * Bound: in clocks per SM for a stage wgmma 1024; copies from L2 48 KiB, 48 bytes per clock, so L2 is the limit.
  * Numerics: as attn_fwd.cu; the order of sums depends on the sequence alone. Values beyond the end of a sequence are
  *   cleared, as in attn_wgmma.cuh. */
 #include "kernels/cuda/sm90/attn/attn_wgmma_512.cuh"

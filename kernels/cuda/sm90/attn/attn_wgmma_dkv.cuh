@@ -9,9 +9,9 @@
  * Heads of 128: 128 keys, 64 per warpgroup, which keeps their dk and dv (128 registers). Wider heads: 64 keys, whose dk
  *   and dv fill the registers of both warpgroups. The first computes scores, weights and dv; the second dp, ds and dk.
  *   Weights pass from the first to the second in shared memory, as bf16, in the registers' layout.
- * Bound, for these heads, in clocks per SM for a stage: wgmma 2048, 1280, 2048; 2^x 512, 256, 256; shared memory reads
- *   and writes 1800, 1280, 2180, as a product of 64 by 64 rows reads both operands again; loads from L2 32, 40, 64 KiB,
- *   16 or 32 bytes per clock. So heads of more than 128 are bound by shared memory and L2.
+ * Bound, for heads of 128, 192 and 256, in clocks per SM for a stage: wgmma 2048, 1280, 2048; 2^x 512, 256, 256; shared
+ *   memory reads and writes 1800, 1280, 2180, as a product of 64 by 64 rows reads both operands again; loads from L2
+ *   32, 40, 64 KiB, 16 or 32 bytes per clock. So heads of more than 128 are bound by shared memory and L2.
  * Numerics: as attn_bwd.cu; for wider heads, ds = p (dp - <dout, o>) with p rounded to bf16. Queries and dout beyond
  *   the end of a sequence are cleared.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608. */

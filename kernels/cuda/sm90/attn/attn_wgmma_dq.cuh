@@ -12,8 +12,8 @@
  *   of the scores overlaps with dp. Registers hold dq, s and dp, or dq, ds and the next s, but not all four. So the
  *   tensor cores idle between products of one warpgroup, and the other warpgroup fills the gaps; the kernel for heads
  *   of 64 overlaps them within a warpgroup.
- * Bound, in clocks per SM for a tile of keys by 128 rows: wgmma 3072 for each of these heads (tiles of 128, 96 and 64
- *   keys), 2^x 1024, 768, 512; loads from L2 64, 60, 64 KiB, 21 bytes per clock.
+ * Bound, in clocks per SM for a tile of keys by 128 rows: wgmma 3072 for heads of 128, 192 and 256 (tiles of 128, 96
+ *   and 64 keys), 2^x 1024, 768, 512; loads from L2 64, 60, 64 KiB, 21 bytes per clock.
  * Numerics: as attn_bwd.cu. Keys and values beyond the end of a sequence are cleared, as in attn_wgmma_bwd.cu.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608. */
 #ifndef MT_CUDA_ATTN_WGMMA_DQ_H

@@ -5,10 +5,10 @@
  *   the next product is then an accumulator rounded to bf16, in registers, and no warp waits for another. Tiles are
  *   loaded by TMA as 64 rows of 64 columns. The last chunk of a sequence extends over its end into the next one, whose
  *   rows may hold NaN or infinity: its rows beyond the end are zeroed before a product reads them.
- * Shapes: scratch is addressed by token, so that its size does not depend on the sequences. States and E at the start
- *   of chunk i > 0 are in the slot of the 64 rows of the micro-batch in which the chunk begins, less one: no two
- *   chunks after the first of a sequence begin in the same 64 rows. With prefixes, sequences are segments, whose slots
- *   come after these; the recurrence has a launch for each level. */
+ * Shapes: scratch is addressed by token, so that its size does not depend on the sequences. The state before a chunk
+ *   that is not the first of its sequence, and E there, are in slot row / 64 - 1, where row is the chunk's first row in
+ *   the micro-batch: no two of these chunks have the same slot. With prefixes, segments (struct segments) replace
+ *   sequences; their slots come after these, and the recurrence has a launch for each SEGMENT_LEVEL. */
 #ifndef MT_CUDA_DELTA_WGMMA_H
 #define MT_CUDA_DELTA_WGMMA_H
 

@@ -9,10 +9,10 @@
  *   every product is in registers: S^T, V^T - S^T K^T, X^T, an accumulator rounded to bf16. TMA loads the next chunks
  *   meanwhile (three stages). One block per SM; 203 to 241 registers, no spills.
  * Bound: products that wait for each other. A chunk needs 1024 clocks of wgmma (S^T K^T 256, S^T Q^T 256, X^T 128, the
- *   state 256, X^T M^T 128), and S^T K^T, X^T and the state wait for each other, with rounding in between; measured:
- *   about 2,000 clocks per chunk of a warpgroup where two share an SM, 3,200 where a warpgroup has the SM alone.
- *   Results of a chunk are written during the first product of the next. Moves, forward: 64 KiB per chunk and value
- *   head, keys and queries mostly from L2.
+ *   state 256, X^T M^T 128), and S^T K^T, X^T and the state wait for each other, with rounding in between; measured on
+ *   an H200: a chunk of a warpgroup takes an SM about 2,000 clocks if two warpgroups share it, 3,200 if one has it
+ *   alone. Results of a chunk are written during the first product of the next. Moves, forward: 64 KiB per chunk and
+ *   value head, keys and queries mostly from L2.
  * Numerics: states are f32 and are rounded to bf16 for products only, as are T, M, V - (r u K) S, X and X times its
  *   factor. Every element of the result is a fixed sequence of operations that does not depend on other sequences:
  *   packed sequences have the bits of each alone; no atomics. */
@@ -185,8 +185,8 @@ static __device__ __forceinline__ uint32_t *state_pair(const struct delta_wgmma_
     const int64_t at = ((int64_t)slot * p.n_value + s.head) * DELTA_DIM + row;
     return (uint32_t *)(rows + at * DELTA_DIM + 16 * k + 8 * (i / 2) + threadIdx.x % 4 * 2);
 }
-/* The state with which a segment begins: the sum of slots. Backward, the first slot then has the sum: the gradients of
- * the last chunk read it there. */
+/* The state with which a segment begins: the sum of slots. The backward stores the sum in the first slot, where the
+ * gradients of the segment's last chunk read it. */
 template <int SCAN>
 static __device__ __forceinline__ void begin_state(float (&state)[2][32], uint32_t (&rounded)[8][4],
                                                    const struct delta_wgmma_args &p, const struct strip &s, int half,

@@ -12,9 +12,9 @@
  * Numerics: as in grouped_wgmma.cu.
  *
  * Order: experts_decoded counts the warps that have decoded an expert, tiles_done its tiles whose loads are complete. A
- * tile waits until all warps have decoded its expert. A warp decodes an expert when all tiles of the last one with rows
- * in its slot are done. All blocks run at the same time, so that there is no deadlock. What the warps have written is
- * ready for TMA after the proxy fence of the thread that loads (PTX ISA, causality order). */
+ * tile waits until all warps have decoded its expert. A warp decodes an expert when all tiles of the expert with rows
+ * that had its slot before are done. All blocks run at the same time, so that there is no deadlock. What the warps have
+ * written is ready for TMA after the proxy fence of the thread that loads (PTX ISA, causality order). */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 #include "kernels/cuda/format/mxfp4_words.cuh"
 

@@ -6,7 +6,7 @@
  *   IN_TURNS               the warpgroups take tiles in turns; else each has half of the rows of every tile
  *   pipe                   the pipeline
  *   SCRATCH_BYTES          of shared memory for the loading warpgroup
- *   arrivals(g)            at the full barrier of a stage
+ *   arrivals(g)            the number of arrivals that the full barrier of a stage waits for
  *   tile_loaded(p, e)      called by a thread when all loads of a tile of expert e are complete
  *   load<EPILOGUE, KN>(p, tiles, ring, scratch)    called by the 128 threads of the loading warpgroup */
 #ifndef MT_CUDA_GROUPED_WGMMA_H

@@ -143,7 +143,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&sums)[COLS / 2], fl
     }
 }
 
-/* bias: as in grouped_wgmma.cu. */
+/* bias: as in struct extra of grouped_wgmma.cuh. */
 template <int EPILOGUE, bool KN>
 static __device__ __forceinline__ void multiply_tiles(const struct fp8_args &p, const struct tiles *tiles,
                                                       struct ring ring, float *bias)
