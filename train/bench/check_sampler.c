@@ -77,9 +77,9 @@ static void join_routing(const struct check_sampler *k, uint16_t *to, const stru
     memcpy(to + before, s->routing, (size_t)(s->n * k->n_routing) * sizeof(*to));
 }
 
-/* Runs a training forward. nll [b->n_label] =. steady: as in the sampler, a CPU adds in an order that does not depend
- * on the other tokens of the pass, and a GPU uses the kernels for few rows (dev->steady_rows). choices: the experts to
- * use, or with CHOICES_RECORDED the experts that were chosen. */
+/* Runs a training forward and sets nll [b->n_label]. steady: as in the sampler, a CPU adds in an order that does not
+ * depend on the other tokens of the pass, and a GPU uses the kernels for few rows (dev->steady_rows). choices: the
+ * experts to use, or with CHOICES_RECORDED the experts that were chosen. */
 static void train(struct check_sampler *k, const struct model_batch *b, bool steady, enum choices_use use, float *nll,
                   uint16_t *choices)
 {
