@@ -197,8 +197,8 @@ static void weigh(double *gate, const double *logits, const int32_t *idx, int64_
     for (int64_t j = 0; j < n_top; j++) gate[j] = exp(logits[idx[j]] - most) / sum;
 }
 
-/* Replaces the CPU's router: keeps its logits and takes the device's experts. With one expert (a gate) there is no
- * choice. */
+/* Replaces the CPU's router: keeps its logits and takes the device's experts. With one expert, the gate of a shared
+ * expert, there is no choice. */
 static void forced_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
                           const struct weight *w, struct tensor bias, const struct router *router)
 {

@@ -477,8 +477,8 @@ static bool leaves_rest(const struct engine *e, const struct request *q)
     return q->rules.q.group && rest && (q->shared < 0 ? more : q->n_begun > 0 && e->n_live > 0);
 }
 
-/* Among the requests whose next sample can begin (prompts: or whose prompt can begin), the first request of the group
- * with the fewest sequences. */
+/* Among the requests whose next sample can begin, and with `prompts` also those whose prompt can begin, the first
+ * request of the group with the fewest sequences. */
 static struct request *next_to_begin(const struct engine *e, bool prompts)
 {
     struct request *best = NULL;
