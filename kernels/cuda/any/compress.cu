@@ -32,7 +32,7 @@ struct entry {
     bool found;
 };
 
-/* A single sequence needs no loads. */
+/* The entry of output row `row`. A single sequence needs no loads. */
 static __device__ inline struct entry find(const struct compress_job &job, int64_t row)
 {
     const bool single = job.n_seq == 1;
@@ -96,7 +96,7 @@ template <int VEC> static __device__ inline void add_bias(float v[VEC], const fl
     }
 }
 
-/* Columns of a token in kg: of its values; its gates are n_part * W columns further. */
+/* The column in kg of column `col` of a token's values; its gates are n_part * W columns further. */
 static __device__ inline int64_t column(const struct compress_job &job, int j, int col)
 {
     return (job.n_part == 2 && j >= 0 ? job.width : 0) + col;

@@ -500,7 +500,7 @@ struct short_job {
     const float *w, *bias; /* bias: NULL without */
 };
 
-/* Eight columns of the product of two parts of a row. */
+/* Eight columns of a product of two rows, element by element: B x, or dy C. */
 static __device__ inline void product8(float out[8], const bf16 *a, const bf16 *b)
 {
     float x[8];

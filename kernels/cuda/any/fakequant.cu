@@ -69,7 +69,7 @@ static __device__ __forceinline__ void put_scale(const struct fakequant &f, cons
 /* What the blocks of expert e need, computed by one thread. */
 struct whole {
     float top;
-    struct fakequant_scale scale; /* without blocks */
+    struct fakequant_scale scale; /* of a format without blocks */
     float six, by_six;            /* FQ_NVFP4: 6 * top, and its fl_inverse */
 };
 

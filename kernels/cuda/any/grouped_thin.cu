@@ -40,8 +40,8 @@ static __device__ __forceinline__ int tiles_below(const int *tiles, int count, i
     for (int i = threadIdx.x % 32; i < count; i += 32) sum += min(tiles[i], level);
     return __reduce_add_sync(~0u, sum);
 }
-/* Tile t in the order (index in its expert, expert); binary search for the index. tiles: shared memory for the row
- * tiles of every expert of this launch, free when this returns. */
+/* Tile t in the order (index in its expert, expert); binary search for the index. tiles: shared memory for the number
+ * of row tiles of every expert of this launch, free when this returns. */
 static __device__ struct tile_at find_tile(const struct grouped &g, int *tiles, int t)
 {
     const int lane = threadIdx.x % 32, count = (int)g.count;

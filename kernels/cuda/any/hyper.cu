@@ -221,7 +221,7 @@ static __global__ void mix(float *coef, const float *m, const struct hyper_job j
             lane < n ? 2 * sigmoid(m[e.t * j.n_value + n + lane] * j.scale[1] + j.base[n + lane]) : 0;
 }
 
-/* dm [T, V] = from dots [T, COEFS]: gradients of post and of C */
+/* dm [T, V] from dots [T, COEFS], the gradients of post and of C */
 static __global__ void mix_bwd(float *dm, const float *dots, const float *m, const struct hyper_job j)
 {
     const int lane = threadIdx.x % 16, n = j.n_stream;

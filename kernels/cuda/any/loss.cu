@@ -149,9 +149,9 @@ static __global__ void __launch_bounds__(THREADS)
 struct chunk {
     struct tensor nll, hit, rows, ids;
     struct tensor part;          /* [rows, D] bf16: x, then dx */
-    struct tensor logits;        /* [rows, V padded] f32, or [rows, V] bf16 of the second path */
-    struct tensor own;           /* second path: [rows] f32 */
-    struct tile_sums *tile_sums; /* second path: [rows, V / 192] */
+    struct tensor logits;        /* [rows, V padded] f32; with exponentials [rows, V] bf16 */
+    struct tensor own;           /* with exponentials: [rows] f32 */
+    struct tile_sums *tile_sums; /* with exponentials: [rows, V / 192] */
 };
 
 /* The chunk with logits instead of exponentials. Returns dlogits, which are in the first half of every row of
@@ -181,7 +181,7 @@ static struct dense product_of(struct tensor out, struct tensor a, struct tensor
     return d;
 }
 
-/* With exponentials, in place. */
+/* The chunk with exponentials, which become dlogits in place. */
 static void loss_from_exponentials(const struct chunk *c, struct tensor w, float scale, bool gradient)
 {
     struct dense d = product_of(c->logits, c->part, w, false);

@@ -16,7 +16,7 @@ struct latent_job {
     row_view<> in, out, w, a, b; /* a, b: of the adapter, with r > 0 */
     const int32_t *pos;
     int64_t n_tok;
-    int n_in, nope, rope, value, r, n_tile; /* n_tile: blocks of a head and its tokens */
+    int n_in, nope, rope, value, r, n_tile; /* n_tile: blocks per head and TOKENS tokens */
     float scale, beta;
     int beta_len;
 };

@@ -10,7 +10,7 @@
  *   operands of its gradients, db and ha = act A^T, are multiplied by the gate in f32 and rounded once, and the
  *   epilogue of the activation's gradient multiplies by the gate. On Hopper with r <= 16 one pass over dy computes dy B
  *   and dB, and the thin product before a bf16 product of tokens writes the rows that it gathers, which the main
- *   product reads by TMA (push_copy).
+ *   product reads by TMA (push_copy in kernels/scratch/).
  * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y
  *   of combine; all 16-byte aligned.
  * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40

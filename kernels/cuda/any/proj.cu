@@ -31,7 +31,7 @@ struct adapter_tile {
     float2 b[BAND][DEPTH / 2];
 };
 
-/* The adapter's product for a warp's ROWS rows; acc [row][column] += . All threads of the block call it. */
+/* acc [row][column] += the adapter's product for a warp's ROWS rows. All threads of the block call it. */
 static __device__ __forceinline__ void adapter_product(float acc[ROWS][VECTOR], struct adapter_tile &t,
                                                        const struct part &p, int64_t e, int64_t row, int64_t col,
                                                        int64_t n_in)

@@ -16,7 +16,7 @@
 #include "kernels/cuda/format/source.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
-enum { WARP_THREADS = 256, MAX_EXP = 512, MANY = 64 /* experts whose logits cuBLASLt computes, without bias */ };
+enum { WARP_THREADS = 256, MAX_EXP = 512, MANY = 64 /* with MANY experts cuBLASLt computes logits without bias */ };
 
 /* A key in the order of v; 0 is reserved for excluded experts. NaN is below all numbers, -0 equals 0. */
 static __device__ inline unsigned sort_key(float v)

@@ -99,7 +99,7 @@ static __device__ inline int sum_col(int cols, int j, int k)
 static __device__ inline int piece_row(int i) { return ((int)threadIdx.x + THREADS * i) / (DEPTH / 8); }
 static __device__ inline int piece_col() { return (int)threadIdx.x % (DEPTH / 8) * 8; }
 
-/* As with_decoder, for all formats but bf16: router_logits.cu and cuBLASLt have the products with those. */
+/* As with_decoder, for all formats but bf16, for which router_logits.cu and cuBLASLt compute the products. */
 template <typename LAUNCH> static void with_tile_decoder(enum weight_format f, const LAUNCH &launch)
 {
     with_decoder(f, [&](auto decoder) {

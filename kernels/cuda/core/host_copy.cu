@@ -1,8 +1,8 @@
 /* host_copy.cu - copies between the device and pinned host memory on other streams, beside the ops.
  *
- * A copy that must follow earlier ops waits in its stream for an event behind them. A ticket is a stream and an event
- * behind its last copy; host_join makes the ops' stream wait for that event. As each ticket has a stream, small copies
- * do not wait for large ones of other tickets. Streams and events are created at first use and never freed.
+ * A copy that must follow earlier ops waits in its stream for an event recorded after them. A ticket is a stream and an
+ * event after its last copy; host_join makes the ops' stream wait for that event. As each ticket has a stream, small
+ * copies do not wait for large ones of other tickets. Streams and events are created at first use and never freed.
  * Bound: the bytes once over PCIe. */
 #include "kernels/cuda/core/cuda.h"
 

@@ -216,7 +216,8 @@ __host__ __device__ static inline int64_t value_col(const struct attn_args &a, i
 
 /* ---- host ---- */
 
-/* The kernels of choice_attn; their backward needs stat_group = query heads per kv head. NULL: ATTN_ANY. */
+/* The kernels of choice_attn; their backward needs stat_group = query heads per kv head. attn_variant_of returns NULL
+ * for ATTN_ANY. */
 struct attn_variant {
     void (*fwd)(struct attn_args *a), (*bwd)(const struct attn_args *a);
 };

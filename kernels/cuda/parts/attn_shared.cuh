@@ -149,7 +149,8 @@ struct shared_live {
     int4 owned[SHARED_TOKENS];   /* rows of kv, and of the entries, of its sequence */
 };
 
-/* map[r] = slot of token t for row base + r of an item, -1: t does not see it. Returns its bits. A warp calls it. */
+/* map[r] = slot of token t for row base + r of an item, -1: t does not see it. Returns t's element of shared_live.bits.
+ * A warp calls it. */
 template <int ROWS>
 __device__ static inline int map_token(int *map, const struct shared_args &a, int t, const struct shared_item &m,
                                        int base)
@@ -183,8 +184,8 @@ __device__ static inline bool owns(const struct shared_item &m, int4 owned, int 
     const int x = row < m.split ? m.near + row : m.far + row - m.split;
     return row < m.split ? x >= owned.x && x < owned.y : x >= owned.z && x < owned.w;
 }
-/* map [32, ROWS] and live of an item, of its rows from `base` on. All warps of a block call it; it ends with a barrier.
- */
+/* Fills map [32, ROWS] and live for an item's rows from `base` on. All warps of a block call it; it ends with a
+ * barrier. */
 template <int ROWS>
 __device__ static inline void map_item(int *map, struct shared_live *live, const struct shared_args &a,
                                        const struct shared_item &m, int base)

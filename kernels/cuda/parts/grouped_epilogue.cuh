@@ -257,7 +257,7 @@ __device__ __forceinline__ void quad_columns(float x[8], const float v[4][2])
 }
 
 /* x = columns c .. c + 3 and c + 16 .. c + 19, c = 8 (q % 2) + 4 (q / 2), in lane q: takes half the shuffles of
- * quad_columns. Interleaved gates and ups of them are whole sectors of 32 bytes in each load and store. */
+ * quad_columns. The interleaved gates and ups of these columns are whole sectors of 32 bytes in each load and store. */
 __device__ __forceinline__ void quad_fours(float x[8], const float v[4][2])
 {
     const bool odd = threadIdx.x & 1;

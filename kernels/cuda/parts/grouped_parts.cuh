@@ -74,8 +74,8 @@ static __device__ __forceinline__ void store_part(const struct grouped_wgrad &g,
     for (int j = 0; j < N; j++) __stcg(to + j * PARTS_THREADS, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
 }
 
-/* Calls store_part. Returns true in the last block of a tile that does so; c then has the sum of all parts, added in
- * the order of the parts. */
+/* Calls store_part. Returns true in the block that is the last of its tile to do so; c then has the sum of all parts,
+ * added in the order of the parts. */
 template <int N>
 static __device__ bool sum_parts(const struct grouped_wgrad &g, float (&c)[N][4], const struct unit &u, int64_t tile,
                                  int64_t tiles)

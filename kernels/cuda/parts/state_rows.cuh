@@ -19,7 +19,7 @@ static __device__ inline void load_rows(float (*out)[DIM], const T *x, int64_t l
     }
 }
 
-/* The sum of s[r] v[r], in four parts. */
+/* The sum of s[r] v[r], by four partial sums. */
 template <int DIM> static __device__ inline float dot(const float s[DIM], const float *v)
 {
     float sum[4] = {0};

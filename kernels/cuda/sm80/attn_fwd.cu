@@ -83,7 +83,7 @@ __device__ static inline void resume(float acc[MT][DIM / 8][4], float max[2 * MT
         const int row = 16 * (r / 2) + lane / 4 + 8 * (r % 2);
         if (row >= n_row) continue;
         max[r] = a.lse[(t + row) * a.ld_lse + head] / a.scale;
-        sum[r] = lane % 4 == 0; /* the lanes of a row add up */
+        sum[r] = lane % 4 == 0; /* 1 in one of a row's four lanes, which are summed at the end */
     }
 }
 

@@ -235,7 +235,7 @@ static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const
     const auto tile = [&](int i) { return own + (i + 2) % FWD_STAGES * OWN_BYTES; };
     uint32_t q[OWN / 16][2][4];
     float o[2][OWN / 8][4] = {}, x[2][2][4];
-    copy_heads(own, a.q + p.t * a.ld_q + (int64_t)p.head0 * SHARED_DIM); /* in the stages of tiles 1 and 2 */
+    copy_heads(own, a.q + p.t * a.ld_q + (int64_t)p.head0 * SHARED_DIM); /* into the stages of tiles 1 and 2 */
     const struct sight s = sight_of(a, p.t);
     const int n = count_keys(a, s);
     copy_keys(tile(0), a, s, p.t, 0, n, find_key(s, 0, n));
@@ -358,8 +358,9 @@ __device__ static inline uint32_t shared_weight(int head, int chunk)
 }
 /* This lane has keys lane_pair(), + 1, + 8 and + 9 of a tile. */
 __device__ static inline int lane_pair(void) { return threadIdx.x % 4 * 2; }
-/* Stores this lane's 8 heads and one of keys 8 half .. 8 half + 7 of a tile in scratch. In scratch, head 8 j + 2 i + e
- * of 32 is at place 8 i + 2 j + e, as ldmatrix gives a lane two of each 8. n_key: keys of the tile from 8 half on. */
+/* Stores the weights of this lane's 8 heads and one of the keys 8 half .. 8 half + 7 of a tile in scratch. In scratch,
+ * head 8 j + 2 i + e of 32 is at place 8 i + 2 j + e, as ldmatrix gives a lane two of each 8. n_key: keys of the tile
+ * from 8 half on. */
 __device__ static inline void store_weights(bf16 *to, const float2 *sums, int half, int n_key)
 {
     const int lane = threadIdx.x % 32;

@@ -7,7 +7,7 @@
  *   (w % 2) .. + 15 and columns 256 (w / 2) .. + 255 of the sums, so that these stay in registers. Two warps compute
  *   the same scores. One stage of 16 keys (queries); another block computes while it is loaded. Forward 64 KiB of
  *   shared memory, dq and dk 96 KiB, dv 64 KiB, available on every GPU since sm_80.
- * Bound: compute, twice the FLOP of scores: 6*A*H*pairs FLOP forward, 20*A*H*pairs backward.
+ * Bound: compute; scores are computed twice: 6*A*H*pairs FLOP forward, 20*A*H*pairs backward.
  * Numerics: as attn_fwd.cu and attn_bwd.cu; the order of sums depends on the sequence alone. */
 #include "kernels/cuda/parts/attn.cuh"
 
@@ -108,7 +108,7 @@ __device__ static inline void resume(float acc[1][HALF / 8][4], struct progress 
         const int row = lane / 4 + 8 * r;
         if (row >= n_row) continue;
         s->max[r] = a.lse[(t + row) * a.ld_lse + head] / a.scale;
-        s->sum[r] = lane % 4 == 0; /* the lanes of a row add up */
+        s->sum[r] = lane % 4 == 0; /* 1 in one of a row's four lanes, which are summed at the end */
     }
 }
 
@@ -230,7 +230,7 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) wide_dkv(const __grid_
 #pragma unroll
                 for (int n = 0; n < STAGE / 8; n++) {
 #pragma unroll
-                    for (int e = 0; e < 4; e++) { /* column e % 2 of the lane's two queries */
+                    for (int e = 0; e < 4; e++) { /* e % 2: which of the lane's two queries */
                         const int t = row + 8 * n + lane % 4 * 2 + e % 2;
                         const float2 stat =
                             t < of.len ? stat_of<PREFIX>(a, head, of.first + t) : make_float2(INFINITY, 0);

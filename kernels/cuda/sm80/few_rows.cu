@@ -31,8 +31,8 @@ struct expert {
 };
 
 /* ---- formats: in a step a lane has 32 values of a row of W, in CHUNKS of 16 bytes, and their scales. The i-th eight
- * of lane q of a quad are at place(q, i) of the step. `decode` turns these eight into four pairs of bf16, `pairs` puts
- * the corresponding values of a in the same order. ---- */
+ * values of lane q of a quad are at place(q, i) of the step. `decode` turns these eight into four pairs of bf16,
+ * `pairs` puts the corresponding values of a in the same order. ---- */
 
 /* Formats whose words have eight codes of 4 bits: pair j has nibbles j and j + 4. */
 template <typename FORMAT> struct own_codes {

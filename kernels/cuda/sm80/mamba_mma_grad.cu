@@ -144,7 +144,7 @@ static __device__ __forceinline__ void of_state(float dv[1][COLS / 8][4], const 
     keep(sums->q, q, p, more);
 }
 
-/* An item, rows of x: dx, and what it adds to K^T. */
+/* For an item and this warp's rows of x: writes dx, adds to the sum of K^T. */
 static __device__ __forceinline__ void rows_in(const struct mamba_job &job, const struct item &item,
                                                const struct place &p, const float2 *gates, struct sums *sums,
                                                const float bc[ROWS / 8][4], float sum[ROWS / 8][4])
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void dot_states(struct sums *sums, const struc
     if (p.lane == 0) sums->across[p.warp] = (more ? sums->across[p.warp] : 0) + sum;
 }
 
-/* An item, rows of b and c: what it adds to db and dc. */
+/* For an item and this warp's rows of b and c: adds to db and dc. */
 static __device__ __forceinline__ void rows_out(const struct item &item, const struct place &p, const float2 *gates,
                                                 struct sums *sums, float db[1][WIDTH / 8][4], float dc[1][WIDTH / 8][4])
 {

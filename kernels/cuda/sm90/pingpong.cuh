@@ -8,7 +8,7 @@
 enum {
     HALF_ROWS = ROWS / 2,                /* of one wgmma */
     HALF_A = HALF_ROWS * DEPTH * 2 / 16, /* distance of 64 rows of a stage, as descriptors count */
-    MAX_POLLS = 2000,                    /* after so many polls a block stops waiting (begin_tile); 100 were too few */
+    MAX_POLLS = 2000,                    /* polls until a block stops waiting; 100 leave a fifth of the gain */
     MAX_SPLIT = 3,                       /* after so many launches in which a block stopped waiting, no launch waits */
     ANNOUNCED = 6,                       /* steps before the end of a tile in which its block announces the next */
     LOADER_REGISTERS = 40,               /* (40 + 2 * 232) * 128 = 63 Ki, as at launch */
@@ -47,7 +47,7 @@ static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *from)
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
 }
-/* The thread that begins the tiles of a block: whether it waits. */
+/* Whether the thread that begins the tiles of a block waits for other blocks. */
 static __device__ __forceinline__ bool waits_for_tiles() { return load_relaxed(&launches_split) < MAX_SPLIT; }
 /* One thread of a block announces that it is about to begin the next part of a tile. */
 static __device__ __forceinline__ void announce_tile(int counter) { atomicAdd(&tiles_begun[counter], 1u); }

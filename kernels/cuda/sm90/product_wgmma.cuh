@@ -95,7 +95,7 @@ template <int TILE_ROWS>
 static __device__ __forceinline__ void order_experts(struct tiles *tiles, const int32_t *offs, int n_exp)
 {
     const int lane = threadIdx.x & 31;
-    const int largest = TILE_ROWS == ROWS ? 0 : (TILE_ROWS + 63) / 64; /* sizes: of a tile or less, in 64 rows */
+    const int largest = TILE_ROWS == ROWS ? 0 : (TILE_ROWS + 63) / 64; /* sizes of tiles, in units of 64 rows */
     int n = 0;
     for (int size = largest; size >= 0; size--) {
         for (int base = 0; base < n_exp; base += 32) {
@@ -246,7 +246,7 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
     const int row = row_of_thread(), first = t.n + glu_column<LAYOUT>(), n_out = (int)g.n_out;
     const int64_t from_out = g.pre - g.out;
     bf16 *out[2], *act[2];
-    int cols[2]; /* of the thread in its rows: those below */
+    int cols[2]; /* for each row, columns from this thread's first on to n_out; 0: no such row */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int64_t m = t.m + row + 8 * half;

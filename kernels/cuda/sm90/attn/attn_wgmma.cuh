@@ -42,7 +42,7 @@ struct attn_wgmma_args {
     int n_near;       /* kv heads that are processed at about the same time */
     uint32_t inverse; /* 2^16 / group, rounded up */
     int n_item;
-    int keys_from, keys_end; /* the launch computes sequences with attn_mean_keys from .. end-1 */
+    int keys_from, keys_end; /* the launch computes sequences whose attn_mean_keys is keys_from .. keys_end - 1 */
 };
 
 /* Index in the tile of the query of a row: row / group. n_query or more for unused rows. Exact for row * group < 2^16.

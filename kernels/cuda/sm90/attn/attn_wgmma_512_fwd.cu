@@ -93,8 +93,8 @@ static __device__ __forceinline__ void load_sums(const struct wide_memory &m, co
     pass_item(m, item, &place);
 }
 
-/* This thread's two rows: part of their first tile; query and head in the block, and whether they exist; U, and the sum
- * of all weights in units of 2^U. */
+/* This thread's two rows: wide_args.part of their first tile; query and head in the block, and whether they exist; U,
+ * and the sum of all weights in units of 2^U. */
 struct softmax {
     const float2 *part;
     int query[2], head[2];
@@ -152,7 +152,7 @@ static __device__ __forceinline__ void load_operands(uint32_t (&w)[4][4], uint32
     }
 }
 
-/* sum += weights v. The units of the next tile are loaded while this tile is computed. */
+/* sum += weights v. The units of the next tile (wide_args.part) are loaded while this tile is computed. */
 static __device__ __forceinline__ void add_values(float (&sum)[128], const struct wide_memory &m,
                                                   const struct wide_item &x, const struct softmax &r, int wg,
                                                   struct stage_at *at)

@@ -190,7 +190,7 @@ static __device__ __forceinline__ void multiply_queries(const struct attn_wgmma_
         char *slot = m.bytes + (m.sum - m.k) + at.stage * SUM_BYTES;
         float sum[32];
         mbarrier_wait(m.ds_full + 8 * ds.stage, ds.parity);
-        fence_proxy_async(); /* pass_ds */
+        fence_proxy_async(); /* for the stores of pass_ds */
         multiply_ds(sum, m, ds.stage);
         mbarrier_wait(m.sum_empty + 8 * at.stage, at.parity);
         wgmma_wait<0>();

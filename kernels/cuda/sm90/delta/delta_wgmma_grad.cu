@@ -23,7 +23,7 @@ enum {
     AT_Q = 2,
     AT_S = 4,
     AT_E = 8,
-    AT_ROWS = 12, /* of a head, twice: */
+    AT_ROWS = 12, /* two sets of tiles of a head, with these offsets: */
     AT_DOUT = 0,
     AT_X = 2,
     AT_Y = 4,

@@ -117,7 +117,7 @@ static __device__ __forceinline__ void put_factors(struct chunk_factors *t, cons
     if (i == n - 1) t->decay = f.up;
 }
 
-/* The operand x * factor, step by step: factor of the columns (tokens) of this lane. */
+/* The factors of the two columns (tokens) of this lane in tile i of an accumulator. */
 static __device__ __forceinline__ float2 column_pair(const float *factor, int i)
 {
     return *(const float2 *)(factor + 8 * i + threadIdx.x % 4 * 2);
@@ -177,7 +177,7 @@ static __device__ __forceinline__ void write_state(bf16 *to, const uint32_t (&a)
     }
 }
 
-/* Two adjacent elements of the state, of a slot: those of register i of `rounded`, k-th block. */
+/* The place in a slot of the two adjacent elements of the state that rounded[k][i] holds. */
 static __device__ __forceinline__ uint32_t *state_pair(const struct delta_wgmma_args &p, const struct strip &s,
                                                        bf16 *rows, int slot, int half, int warp, int k, int i)
 {
@@ -339,7 +339,7 @@ static __device__ __forceinline__ void end_back(float (&e)[2][32], uint32_t (&eb
     delta_pack<4>(eb, e[1]);
 }
 
-/* Where the rows of a chunk go. */
+/* Writes a chunk's rows of O, X or Y. */
 template <int SCAN>
 static __device__ __forceinline__ void write_chunk(const struct delta_wgmma_args &p, const struct strip &s, int row,
                                                    int column, const uint32_t (&a)[4][4], uint32_t values,

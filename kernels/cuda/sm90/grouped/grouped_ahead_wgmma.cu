@@ -92,7 +92,7 @@ static __device__ __forceinline__ void decode_experts(const struct wgmma_args &p
 {
     const int64_t n_word = p.g.n_out * p.g.n_in / 8; /* of eight weights */
     for (int e = 0; e < tiles->n_exp; e++) {
-        int before = e - AHEAD_SLOTS; /* less: the last expert with rows in this slot */
+        int before = e - AHEAD_SLOTS; /* reduced to the last expert with rows that had this slot */
         if (tiles->first[e] == tiles->first[e + 1]) continue;
         while (before >= 0 && tiles->first[before] == tiles->first[before + 1]) before -= AHEAD_SLOTS;
         if (before >= 0 && threadIdx.x % 32 == 0)

@@ -80,7 +80,7 @@ static __device__ __forceinline__ void load_packed(const struct wgmma_args &p, c
     tma_load(slots.data + slot * SLOT_BYTES, &p.b, slots.full + 8 * slot, KN ? t.n / 2 : k / 2, KN ? k : t.n, t.e);
 }
 
-/* Block j of this thread, from its first one of a slot. */
+/* The address of this thread's first block in the current slot; load_block loads its block j. */
 template <bool KN> static __device__ __forceinline__ uint32_t first_block(const struct ring &slots, int thread)
 {
     return slots.data + slots.stage * SLOT_BYTES + (KN ? thread / 2 * (COLS / 2) + thread % 2 * 16 : thread * 16);

@@ -132,7 +132,7 @@ struct half_row {
     const uint8_t *scale[BLOCKS]; /* of the next step to load, e8m0 */
     int64_t next;                 /* from step to step */
     int left;                     /* steps in which the half is in bounds; beyond the edges of w weights are 0 */
-    int row, side;                /* the first or second half */
+    int row, side;                /* side: the first or second half of the row */
     int column;                   /* in block 0: of the row, or backward the first of the half */
     uint32_t from;                /* bytes from a stage */
     uint32_t to[4];               /* chunks, bytes from a block of decoded weights */
@@ -399,7 +399,7 @@ template <typename S> static __device__ __forceinline__ void skip_tile(struct ri
     }
 }
 
-/* A loop for every width, as sums are registers. */
+/* A loop for each number of rows N: sums are registers, whose indices must be constants. */
 template <typename S, bool KN>
 static __device__ __forceinline__ void multiply_part(float (&sums)[BLOCKS][S::ROWS / 2], struct ring *ring,
                                                      const struct grouped &g, const struct part &part)
@@ -427,7 +427,7 @@ static __device__ __forceinline__ void multiply_part(float (&sums)[BLOCKS][S::RO
  * A thread's sums are two columns of rows 8j + 2q and 8j + 2q + 1, q = lane % 4. They go through shared memory, where
  * the decoded weights were, so that a thread has eight columns of a row. */
 
-/* Column of this thread's sums in a block; the next one too. */
+/* The first of the two adjacent columns of this thread's sums in a block. */
 template <bool KN> static __device__ __forceinline__ int column_of_thread(void)
 {
     return threadIdx.x % 128 / 32 * 16 + column_of_row<KN>(threadIdx.x % 32 / 4);

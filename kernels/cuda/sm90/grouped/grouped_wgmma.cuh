@@ -131,8 +131,9 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
 /* While a warpgroup computes the GLU's backward of a tile's first half, its registers do not suffice for the sums of
  * the second. Warpgroups that take tiles in turns put the last PUT_SUMS of these into one buffer in shared memory; each
  * thread reads what it wrote. A warpgroup waits until the tile before, of the other warpgroup, no longer uses the
- * buffer. Each has its own barrier: with a common one, a warp could skip a phase. Warpgroups that share tiles finish
- * together and need two buffers: they put all sums of the second half into local memory, which volatile forces. */
+ * buffer. Each warpgroup has its own barrier: with a common one, a warp could skip a phase. Warpgroups that share tiles
+ * finish together and need two buffers: they put all sums of the second half into local memory, which volatile forces.
+ */
 static __device__ __forceinline__ void put_sums(float4 *buffer, const float (&sums)[COLS / 2])
 {
 #pragma unroll
@@ -381,7 +382,7 @@ static bool has_tiles(const struct grouped *g)
     return g->n_row > 0 && g->count > 0;
 }
 
-/* The kernel of a plan that has every epilogue. */
+/* Launches a plan with the kernel of g's epilogue. */
 template <typename PLAN> static void launch_epilogue(const struct grouped *g, const struct weight *w, bf16 *ring)
 {
     if (g->epilogue == GROUPED_GLU_BWD && g->glu.interleaved) {
