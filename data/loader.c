@@ -2,7 +2,8 @@
  *
  * Each epoch is planned as a whole: the documents are permuted, put into packs (one document each without packing), and
  * the packs permuted again. Micro-batch i is packs i*micro_batch up to (i+1)*micro_batch, so a run can resume at any
- * position. A thread builds a few batches ahead. Only this thread uses the plan; a lock protects the ring. */
+ * position. A thread builds a few batches ahead. Only this thread uses the plan. The ring of batches is protected by a
+ * lock. */
 #include "data/loader.h"
 
 #include <pthread.h>

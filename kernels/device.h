@@ -65,7 +65,7 @@ enum { GPU_CAPABILITY = 80 }; /* the least compute capability that the CUDA kern
 
 /* One compute device. Its first three arenas hold all its tensors:
  *   weights  the frozen checkpoint, packed as on disk or quantised while loading; filled once
- *   state    adapters, gradients, moments, tables: lives as long as the run
+ *   state    adapters, gradients, moments, RoPE tables: lives as long as the run
  *   work     activations and scratch: a stack, empty between steps
  * device_dry_run makes a device that computes nothing: model code runs on it to find peak bytes and FLOPs. */
 struct device {

@@ -5,9 +5,10 @@
 
 #include "tests/packed.h"
 
-/* SPREAD: all experts but the last. CROWDED: every token goes to experts 1 .. J. MIXED: three of four tokens choose the
- * middle expert first. APART: the experts of a token are not neighbours, and never the last. ENDS: the first and the
- * ninth expert; three of four tokens choose the first. Needs J = 1. ALL: J = E. */
+/* How tokens choose experts. SPREAD: over all experts but the last. CROWDED: every token goes to experts 1 .. J. MIXED:
+ * as SPREAD, but three of four tokens choose the middle expert first. APART: the experts of a token are not neighbours,
+ * and never the last. ENDS, for J = 1: three of four tokens go to the first expert, the others to the ninth. ALL: every
+ * token goes to all experts, J = E. */
 enum layout { SPREAD, CROWDED, MIXED, APART, ENDS, ALL };
 
 struct setup {

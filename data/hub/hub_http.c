@@ -1,10 +1,11 @@
 /* hub_http.c - transfers by libcurl's multi interface, in one thread.
  *
- * A transfer waits (for a slot, for another process, for its next try), runs, or is done. Bytes are written and hashed
- * as they arrive, so after an interruption the next request begins where the file ends. A partial file of an earlier
- * process is hashed once, before its first request. A resolve URL redirects to a signed URL that expires, so every try
- * begins with the resolve URL. This file follows redirects, since older versions of libcurl forward the token. The
- * token is sent only to the origin of the first address, and https is never redirected to http. */
+ * A transfer waits (while AT_ONCE others run, for another process, for its next try), runs, or is done. Bytes are
+ * written and hashed as they arrive, so after an interruption the next request begins where the file ends. A partial
+ * file of an earlier process is hashed once, before its first request. A resolve URL redirects to a signed URL that
+ * expires, so every try begins with the resolve URL. This file follows redirects, since libcurl can forward the
+ * token in older versions. The token is sent only to the origin of the first address, and https is never redirected
+ * to http. */
 #include "data/hub/hub_http.h"
 
 #include <errno.h>

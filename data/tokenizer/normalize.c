@@ -71,8 +71,8 @@ bool utf8_is_space(const char *s)
            c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-/* Alphabetic, marks, decimal digits, connectors and joiners (Unicode TR 18). The only alphabetic symbols are circled
- * and squared letters. */
+/* Word characters are alphabetic ones, marks, decimal digits, connectors and joiners (Unicode TR 18). The only
+ * alphabetic symbols are circled and squared letters. */
 bool utf8_is_word(const char *s)
 {
     const utf8proc_int32_t c = code_point(s);

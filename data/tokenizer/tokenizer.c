@@ -253,7 +253,7 @@ static const char kimi_split[] =
     "{\"type\": \"ByteLevel\", \"use_regex\": false}]}";
 
 /* Adds <|reserved_token_ID|> for the ids that tokenizer_config.json does not name. Named tokens are cut out of a text
- * first, as these are `normalized`. */
+ * first, since the reserved ones are `normalized`. */
 static int add_reserved(struct tokenizer *tok, const char *path, struct err *err)
 {
     const int64_t begin = tok->bpe.n_ids;

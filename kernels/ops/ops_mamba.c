@@ -57,8 +57,8 @@ void op_mamba_bwd(struct device *dev, struct tensor dxbc, struct tensor ddt, str
 {
     want_mamba(dev, xbc, dy, dt, seqs, m);
     want_mamba(dev, dxbc, dy, ddt, seqs, m);
-    /* the forward's products, computed again: C B^T; M V; C S, B^T V. Gradients: dG B, dG^T C of a group's sum; M^T dY,
-     * dY V^T; dY S^T, V dS^T, B dS, C^T dY */
+    /* In the letters of kernels/cpu/mamba.c. The forward's products, computed again: C B^T; M V; C S, B^T V. Gradients:
+     * K B, K^T C of a group's sum; M^T dY, dY V^T; dY S^T, V E^T, B E, C^T dY. */
     count_mamba(dev, xbc.shape[0], m, 3, 3, 6);
     MOVES(dev, dxbc, ddt, dy, xbc, dt);
     RUN(0, mamba_bwd, dxbc, ddt, dy, xbc, dt, seqs, m);

@@ -83,7 +83,7 @@ static void added_flags(void **state)
     tokenizer_free(tok);
 }
 
-/* A token of 40,000 bytes, and texts that nearly contain it at every byte. A search that compares anew at each byte
+/* A token of 40,000 bytes, and texts that nearly contain it at every byte. A search that compares again at each byte
  * takes hours. */
 static void long_added(void **state)
 {

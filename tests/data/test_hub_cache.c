@@ -165,8 +165,8 @@ static void test_layouts(void **state)
     }
 }
 
-/* The Python library finds the files in the cache, and moetrain finds the library's. (0.36 warns about CACHEDIR.TAG,
- * which 1.0 and later write themselves.) */
+/* The Python library finds the files in the cache, and moetrain finds the library's. (Version 0.36 warns about
+ * CACHEDIR.TAG, which 1.0 and later write themselves.) */
 static void test_library(void **state)
 {
     (void)state;
@@ -480,8 +480,8 @@ static void test_many_files(void **state)
     assert_true(clock_ms() - start < 30e3);
 }
 
-/* tiktoken.model in place of tokenizer.json, with the code that transformers needs to read it, and more templates.
- */
+/* tiktoken.model in place of tokenizer.json, with the code that transformers needs to read it, and additional
+ * templates. */
 static void test_kimi(void **state)
 {
     (void)state;

@@ -212,8 +212,8 @@ static void bad_rows(void **state)
     }
 }
 
-/* A row of texts with a key `system`: with data.dropped = warn the loader drops this system prompt; with the columns
- * that the error recommends it keeps it. An empty text counts as absent. */
+/* A row of texts with a key `system`: with data.dropped = warn it is left out; with the columns that the error
+ * recommends it becomes a system message. An empty text counts as absent. */
 static void system_beside_texts(void **state)
 {
     (void)state;

@@ -75,8 +75,8 @@ static void pairs(void **state)
     check(docs, 4, 2, &want);
 }
 
-/* Prompts that differ, an answer that begins like the first, no labels, a shorter document, a group that is not full.
- */
+/* Groups with prompts that differ, an answer that begins like the first one, a document without labels, a shorter one;
+ * a group that is not full. */
 static void groups(void **state)
 {
     (void)state;

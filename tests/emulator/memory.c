@@ -1,4 +1,5 @@
-/* memory.c - loads, stores, atomics and asynchronous copies. An asynchronous copy is complete as soon as it is issued.
+/* memory.c - loads, stores, atomics and asynchronous copies. By default an asynchronous copy is complete as soon as it
+ * is issued (async.c).
  *
  * An mbarrier is one word of 64 bits, in a layout of this emulator: bit 0 is the phase, then 20 bits each of arrivals
  * per phase and of arrivals that are pending, then 23 bits of bytes that are pending. */

@@ -687,8 +687,8 @@ static void other_families_refuse_the_names_of_the_publisher(void **state)
     assert_says(err.msg, "the tensors have the names of DeepSeek-V4's publisher, and model.path is another model");
 }
 
-/* The same after training with model.quantize: the export has the packed matrices in the format of the source again.
- * Experts packed to MXFP4 are refused. */
+/* DeepSeek-V4 trained with model.quantize: merged-mxfp4 has the packed matrices in the format of the source again.
+ * Experts that model.quantize packed are refused. */
 static void merged_undoes_the_packing_of_the_load(void **state)
 {
     static const char *const formats[] = {NULL, "fp8", "bf16"};

@@ -137,7 +137,8 @@ static void stacks_as_transformers_saves_them(void **state)
 }
 
 /* Gemma-4 in FP8 has a matrix per expert. In layers whose values are keys the configuration excludes v_proj too: vLLM
- * joins q, k and v there, and wants one format for the three names. Only every other layer of the model is such. */
+ * joins q, k and v there, and wants one format for the three names. Only every other layer of the model is of this
+ * kind. */
 static void single_experts_in_fp8(void **state)
 {
     (void)state;

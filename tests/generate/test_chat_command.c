@@ -412,8 +412,8 @@ static void converse(struct run *r, bool keeps, char answer[3][256], int64_t n_p
     chat_talk_free(&talk);
 }
 
-/* Turns compute what follows the earlier prompt; where the template or the tokenizer joins the answer otherwise, the
- * answer too. The texts are those without a cache between turns. */
+/* A turn computes at most the tokens after the earlier prompt: the answer is among them only where template or
+ * tokenizer now give it other tokens. The texts are those without a cache between turns. */
 static void turns_continue(void **state)
 {
     (void)state;

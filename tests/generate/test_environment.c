@@ -222,8 +222,8 @@ static void bad_replies(void **state)
 
 /* ---- tokens ---- */
 
-/* PLAIN: the same end for every message. MARKS: a mark before it. ROLES: the next role's token ends an answer. LAST:
- * the last question has the system prompt. MUTE: without answers. */
+/* Chat templates. PLAIN: the same end for every message. MARKS: a mark before this end. ROLES: the next role's token
+ * ends an answer. LAST: the last message has the system prompt. MUTE: answers have no content. */
 #define FOR   "{%- for m in messages %}{{- "
 #define END   " }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|start|>assistant<|message|>' }}{%- endif %}"
 #define PLAIN FOR "'<|start|>' + m.role + '<|message|>' + m.content + '<|return|>\n'" END

@@ -213,7 +213,7 @@ static void parts_of_sequences(void **state)
     mem_free(done);
 }
 
-/* The same on sequences longer than the ring of a window (case_b: 21 tokens, in a page of 64): the ring has its last
+/* Parts of sequences longer than the ring of a window (case_b: 21 tokens, in a page of 64): the ring has only the last
  * tokens. Without windows the pages have all. */
 static void rings_have_the_last_tokens(void **state)
 {

@@ -300,7 +300,7 @@ static void ops_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_ops, &cases[i]);
 }
 
-/* Depths that are no multiple of 128, columns of no multiple of 192, one row more than a tile, more tiles than blocks,
+/* Depths that are no multiple of 128, columns that are none of 192, one row more than a tile, more tiles than blocks,
  * every epilogue, few rows in packed experts, rows that a block holds in registers and rows that it reads twice. */
 static void ops_large_on_the_gpu(void **state)
 {

@@ -393,8 +393,8 @@ static const struct gpu_case {
     {{2, 1, 64, 512, 33, true, 2, {40, 31}}, 0},
     {{16, 2, 512, 0, 0, false, 1, {40}}, 0},
     {{1, 1, 512, 0, 1, false, 16, {3, 0, 1, 1, 0, 0, 7, 40, 1, 2, 0, 33, 1, 1, 5, 0}}, 0},
-    /* 512 on Hopper: several blocks of keys and chunks; a window across blocks; groups that leave rows empty, or have
-     * one query in a block. */
+    /* Heads of 512 on Hopper: several blocks of keys and chunks; a window across blocks; groups that leave rows empty,
+     * or have one query in a block. */
     {{8, 1, 512, 0, 0, true, 2, {300, 65}}, 16},
     {{5, 1, 512, 0, 70, false, 3, {130, 1, 140}}, 0},
     {{4, 2, 512, 0, 0, false, LENGTHS}, 0},
@@ -428,9 +428,9 @@ static void run_on_gpu(struct device *dev, const void *params, struct op_outputs
 }
 
 /* Keys whose length doubles seven times, up to `growth` times that of others; every 97th is along the query of head 0.
- * So the first keys say nothing of the largest score of a query. Long enough for the Hopper kernel to bound scores by
- * lengths: with growth 8 weights exceed those of the first keys by up to 2^40, and the first maxima of some rows are
- * raised; with 64 the bound is too large. */
+ * So the first keys say nothing of the largest score of a query. The sequences are long enough for the Hopper kernel to
+ * bound scores by lengths: with growth 8 weights exceed those of the first keys by up to 2^40, and the first maxima of
+ * some rows are raised; with 64 the bound is too large. */
 static const struct growth_case {
     struct shape shape;
     double growth; /* a power of 2, so that bf16 rounds nothing */

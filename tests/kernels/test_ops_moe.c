@@ -355,8 +355,8 @@ static void layer_on_the_gpu(void **state)
     expert_layer_on_gpu(grouped_cases, MT_LEN(grouped_cases));
 }
 
-/* Tiles with one row, with one row too many; more row tiles than a band has (2048 rows); columns that end inside every
- * part of a tile; every lora rank with a separate kernel. */
+/* Tiles with one row, experts with one row more than a tile; more row tiles than a band has (2048 rows); columns that
+ * end inside every part of a tile; every lora rank with a separate kernel. */
 static void layer_large_on_the_gpu(void **state)
 {
     static const struct gpu_setup cases[] = {
@@ -391,8 +391,7 @@ static void layer_large_on_the_gpu(void **state)
     expert_layer_on_gpu(cases, MT_LEN(cases));
 }
 
-/* Experts that are decoded while the products with those before run, more than the ring has places; some without rows.
- */
+/* More experts than the ring has places, each decoded while the product with an earlier one runs; some have no rows. */
 static void decoded_ahead_on_the_gpu(void **state)
 {
     static const struct gpu_setup cases[] = {

@@ -252,7 +252,7 @@ static void neighbours_change_no_bits(void **state)
     }
 }
 
-/* Draws at many places have the frequencies of the distribution: chi-square of 9 degrees of freedom, whose 99.99 %
+/* Draws at many positions have the frequencies of the distribution: chi-square of 9 degrees of freedom, whose 99.99 %
  * quantile is 33.7. */
 static void frequencies(void **state)
 {

@@ -1,5 +1,5 @@
 /* test_streams.c - several residual streams (hyper-connections) around every kind of mixer and network: gradients of a
- * model against finite differences, recomputation, packed documents, the end of the model. */
+ * model against finite differences, recomputation, packed documents, the sum of the streams at the end. */
 #include "tests/test.h"
 
 #include <math.h>

@@ -135,8 +135,8 @@ DEEPSEEK = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
 
 
 def published(name, normalizer, rules, specials, post, texts, more=(), **how):
-    """All bytes, and merges learned from the texts without a pre-tokenizer, so they cross words. `more` is only
-    encoded."""
+    """A vocabulary of all bytes, and merges learned from the texts without a pre-tokenizer, so they cross words. `more`
+    is only encoded."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tok.train_from_iterator([t.replace("<|", "") for t in texts], trainers.BpeTrainer(

@@ -174,8 +174,8 @@ static void rows_of_generate(void **state)
     assert_close(metric(config, 0, "loss"), 0, 1e-12);
 }
 
-/* Training with recorded experts of the sampler. If they are those that the trainer would choose, only the rows of
- * prompts change, which are then not shared. Either every row of a file has recorded experts or none. */
+/* Training with recorded experts of the sampler. If they are those that the trainer would choose, the first step is the
+ * same except for rounding. Either every row of a file has recorded experts or none. */
 static void rows_with_experts(void **state)
 {
     (void)state;

@@ -270,8 +270,9 @@ static void ask_turn(const char *model, const struct text_buf *messages)
     if (ask(CHAT, body) != 200) fail_msg("%s", reply);
 }
 
-/* A client that sends its conversation each time: the earlier prompt is not computed again, but for tokens that the
- * template or the tokenizer joins otherwise. Another model's cache is not used. A new server gives the same text. */
+/* A client that sends its conversation each time: the earlier prompt is not computed again, except for tokens that
+ * differ because template or tokenizer join it otherwise with what follows. Another model's cache is not used. A new
+ * server gives the same text. */
 static void turns(void **state)
 {
     (void)state;

@@ -215,8 +215,8 @@ static void best_by_accuracy(void **state)
     mem_free(text);
 }
 
-/* Runs of online RL: the last batches, and held-out rewards on the data of the last evaluation. Their plots and columns
- * are not there without such a run. */
+/* Runs of online RL: the table has the mean reward of the last batches, and held-out rewards of evaluations on the same
+ * data as the last one. Without such a run there are no columns and plots of rewards. */
 static void rewards(void **state)
 {
     (void)state;

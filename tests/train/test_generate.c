@@ -360,8 +360,7 @@ static void samples_at_evaluations(void **state)
     assert_says(said.err, "/nowhere");
 }
 
-/* Prompts of different lengths, with and without a cut, are answered in one batch: as each one alone, in their order.
- */
+/* Prompts of different lengths are answered in one batch, in their order, with the texts that each gets alone. */
 static void samples_of_many_prompts(void **state)
 {
     (void)state;

@@ -102,8 +102,8 @@ static void an_evaluation_is_there_once(void **state)
     assert_null(strstr(events, "\"loss\":1\n"));
 }
 
-/* Killed between the write of a checkpoint and the deletion of the oldest one: the next start deletes the oldest one,
- * also when no step is left to train. */
+/* A run is killed between the write of a checkpoint and the deletion of the oldest one: the next start deletes the
+ * oldest one, also when no step is left to train. */
 static void a_kill_leaves_no_checkpoint_too_many(void **state)
 {
     (void)state;

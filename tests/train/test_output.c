@@ -90,8 +90,8 @@ int fcntl(int fd, int cmd, ...)
     return (int)syscall(SYS_fcntl, fd, cmd, arg);
 }
 
-/* A run that fails to start deletes the lock file that it created. One that opened the file before that would hold a
- * lock that no later run sees. */
+/* A run that fails to start deletes the lock file that it created. Another run that opened the file before that would
+ * hold a lock that no later run sees. */
 static void test_lock_of_a_deleted_file(void **state)
 {
     (void)state;

@@ -215,8 +215,8 @@ static int follow_each(struct bed *b, int n[SUGGESTIONS], const char *message)
     return found;
 }
 
-/* Runs over a grid of options, of memory limits between the weights and the whole need, and of host memory. Two layers,
- * one of each kind of attention. */
+/* Runs over a grid of options, of memory limits between the weights and the whole need, and of host memory. The model
+ * has two layers, one of each kind of attention. */
 static void every_suggestion_needs_less(void **state)
 {
     (void)state;

@@ -131,8 +131,8 @@ static void one_choice(void **state)
 
 /* ---- products that decode on the way */
 
-/* choice_packed_share agrees with ms of a step of 8 layers of gpt-oss-20b (tests/notebook/decode.md). It is a share of
- * the products' floor: 32 experts of 2880 x 8640 weights at 820 TFLOP/s. */
+/* choice_packed_share agrees with the measured time of a step of 8 layers of gpt-oss-20b (tests/notebook/decode.md). It
+ * is a share of the products' floor: 32 experts of 2880 x 8640 weights at 820 TFLOP/s. */
 static void times_are_as_measured(void **state)
 {
     (void)state;

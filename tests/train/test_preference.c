@@ -142,8 +142,8 @@ static void a_step_may_be_divided(void **state)
     }
 }
 
-/* Answers that share the rows of their prompt, against a prompt for each answer. With an auxiliary loss they do not
- * share, since this loss counts the tokens of both. */
+/* Compares answers that share the rows of their prompt with answers that each have a copy of it. An auxiliary loss,
+ * which counts the tokens of both copies, prevents the sharing. */
 static void answers_share_their_prompt(void **state)
 {
     (void)state;

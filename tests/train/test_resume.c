@@ -389,8 +389,8 @@ static void changed_weights_are_refused(void **state)
     }
 }
 
-/* After a run to more steps was killed, or with files removed, metrics.jsonl, report.html and config.ini are again
- * those of the finished run. */
+/* A finished run is started again after a run to more steps was killed, or after files were removed: metrics.jsonl,
+ * report.html and config.ini are again those of the finished run. */
 static void finished_files_follow_the_checkpoint(const char *config, const char *model)
 {
     static const char *const names[] = {"metrics.jsonl", "config.ini", "report.html"};

@@ -258,8 +258,8 @@ static void columns(void **state)
     if (RUN_THERE("tokens", "c.ini")) fail_msg("%s", said.err);
 }
 
-/* `init` says which exports refuse some of the targets that it writes, and the start of the run too: `export` does so
- * only after the training. */
+/* `init` and the start of a run say which exports refuse some of the configured targets: `export` would say so only
+ * after the training. */
 static void names_exports_that_refuse_targets(void **state)
 {
     (void)state;

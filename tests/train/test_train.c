@@ -304,8 +304,8 @@ static const char *poisoned_model(void)
     return dir;
 }
 
-/* A resumed run refuses another model and accepts changes without effect on the numbers. `never` archives the old run.
- */
+/* A resumed run refuses another model and accepts changes without effect on the numbers. train.resume = never archives
+ * the old run. */
 static void test_other_settings(void **state)
 {
     (void)state;

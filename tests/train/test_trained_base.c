@@ -136,8 +136,8 @@ static void a_run_from_such_an_adapter_has_its_own(void **state)
     assert_says(said.err, OTHER);
 }
 
-/* The hash in a checkpoint covers the teacher and the packing format. The record in an adapter does not, so neither
- * counts as another base model. */
+/* The hash in a checkpoint covers the teacher and the packing format. The record in an adapter does not: with another
+ * teacher or packing the base model counts as the same. */
 static void a_teacher_and_packing_are_no_other_base_model(void **state)
 {
     char sets[MT_PATH], path[MT_PATH];
