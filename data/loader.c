@@ -381,7 +381,7 @@ void batch_free(struct batch *b)
     mem_free(b->row_values);
     mem_free(b->old_nll);
     mem_free(b->reference_nll);
-    mem_free(b->is_weight);
+    mem_free(b->sampler_nll);
     mem_free(b->choices);
     *b = (struct batch){0};
 }

@@ -28,7 +28,7 @@ struct batch {
     double *reference;     /* [n_answer, 2] of the data set; or NULL */
     double *row_values;    /* this and the next three are for rollouts, set by train/policy (struct model_batch); or
                               NULL */
-    float *old_nll, *reference_nll, *is_weight;
+    float *old_nll, *reference_nll, *sampler_nll;
     uint16_t *choices; /* [n_tok, ..] given experts (struct model_batch); or NULL */
 };
 

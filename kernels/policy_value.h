@@ -151,4 +151,35 @@ MT_BOTH void policy_part_end(double *part, const struct policy *p, const struct 
     most[POLICY_HIGH_MOST] = part[POLICY_HIGH] / part[POLICY_UNITS];
 }
 
+/* ---- importance weights ---- */
+
+/* The weight e^d within its bounds; d: log-probability by the old model minus that by the sampler. */
+MT_BOTH double importance_weight(const struct importance *p, double d)
+{
+    const double w = exp(d);
+    if (w <= p->cap && w >= p->floor) return w;
+    return !p->limits ? 0 : w < p->floor ? p->floor : p->cap;
+}
+
+MT_BOTH void importance_add_weight(double *part, const struct importance *p, double w)
+{
+    double *most = part + IMPORTANCE_SUMS;
+    part[IMPORTANCE_WEIGHTS] += 1;
+    part[IMPORTANCE_WEIGHT] += w;
+    most[IMPORTANCE_WEIGHT_MOST] = fmax(most[IMPORTANCE_WEIGHT_MOST], w);
+    most[IMPORTANCE_BELOW_MOST] = fmax(most[IMPORTANCE_BELOW_MOST], p->cap - w);
+}
+
+/* Adds a label. Returns d; 0 if the sampler's log-probability is unknown. */
+MT_BOTH double importance_add(double *part, double nll, double sampler)
+{
+    const double d = sampler - nll;
+    double *most = part + IMPORTANCE_SUMS;
+    if (isnan(sampler)) return 0;
+    part[IMPORTANCE_KNOWN] += 1;
+    part[IMPORTANCE_DIFFERENCE] += fabs(d);
+    most[IMPORTANCE_DIFFERENCE_MOST] = fmax(most[IMPORTANCE_DIFFERENCE_MOST], fabs(d));
+    return d;
+}
+
 #endif

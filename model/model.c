@@ -757,7 +757,9 @@ void model_read(struct model *m, struct model_sums *out)
                                .n_bad_grad = (int64_t)(grad[1] + grad[3])};
     for (int i = 0; i < PREFERENCE_SUMS; i++) out->preference[i] = f64_unsigned_nan(sum[SUM_PREFERENCE + i]);
     for (int i = 0; i < POLICY_SUMS; i++) out->policy[i] = f64_unsigned_nan(sum[SUM_POLICY + i]);
+    for (int i = 0; i < IMPORTANCE_SUMS; i++) out->importance[i] = f64_unsigned_nan(sum[SUM_IMPORTANCE + i]);
     memcpy(out->policy_most, sum + SUM_POLICY_MOST, sizeof(out->policy_most));
+    memcpy(out->importance_most, sum + SUM_IMPORTANCE_MOST, sizeof(out->importance_most));
 }
 
 double model_objective(const struct model *m, const struct model_sums *t, int64_t n_label)

@@ -90,9 +90,10 @@ struct model_batch {
     int64_t n_answer;                        /* of objective_preference and objective_policy: */
     const int32_t *answer_cu, *answer_first; /* [n_answer+1], [n_answer] (struct answers) */
     const int32_t *good;                     /* [n_answer] KTO's labels; or NULL */
-    const double *reference;  /* [n_answer, 2] log-probabilities that model_read_reference gave; or NULL */
-    const double *row_values; /* [n_answer, POLICY_VALUES]; this and the next three: objective_policy */
-    const float *old_nll, *reference_nll, *is_weight; /* [n_label] struct policy_tokens; or NULL */
+    const double *reference;              /* [n_answer, 2] log-probabilities that model_read_reference gave; or NULL */
+    const double *row_values;             /* [n_answer, POLICY_VALUES]; this and the next three: objective_policy */
+    const float *old_nll, *reference_nll; /* [n_label] struct policy_tokens; or NULL */
+    const float *sampler_nll;             /* [n_label] of op_importance; NULL: no importance weights */
 };
 
 struct model_pass {
@@ -127,23 +128,27 @@ struct model_sums {
     double kl;  /* sum over labelled tokens of the passes with pass.objective, without factors */
     double aux; /* auxiliary losses, before coef; 0 when off */
     double preference[PREFERENCE_SUMS];
-    double policy[POLICY_SUMS], policy_most[POLICY_EXTREMES]; /* the latter of this rank */
+    double policy[POLICY_SUMS], importance[IMPORTANCE_SUMS];
+    double policy_most[POLICY_EXTREMES], importance_most[IMPORTANCE_EXTREMES]; /* of this rank */
     int64_t n_label; /* on this rank; after model_sum the other members are sums over all ranks */
     int64_t n_hit;
     double grad_norm;   /* norm of all adapters' gradients; set when model_norm was called */
     int64_t n_bad_grad; /* gradient elements that are not finite */
 };
 
-/* struct model.sums: nll, hits, kl; auxiliary loss; those of op_preference and op_policy; sum of squares and number of
- * non-finite elements of the gradient, then of expert-parallel gradients; largest values of op_policy. */
+/* struct model.sums: nll, hits, kl; auxiliary loss; those of op_preference, op_policy and op_importance; sum of squares
+ * and number of non-finite elements of the gradient, then of expert-parallel gradients; largest values of op_policy and
+ * op_importance. */
 enum {
     SUM_NLL = 0,
     SUM_AUX = 3,
     SUM_PREFERENCE,
     SUM_POLICY = SUM_PREFERENCE + PREFERENCE_SUMS,
-    SUM_GRAD = SUM_POLICY + POLICY_SUMS,
+    SUM_IMPORTANCE = SUM_POLICY + POLICY_SUMS,
+    SUM_GRAD = SUM_IMPORTANCE + IMPORTANCE_SUMS,
     SUM_POLICY_MOST = SUM_GRAD + 4,
-    MODEL_SUMS = SUM_POLICY_MOST + POLICY_EXTREMES
+    SUM_IMPORTANCE_MOST = SUM_POLICY_MOST + POLICY_EXTREMES,
+    MODEL_SUMS = SUM_IMPORTANCE_MOST + IMPORTANCE_EXTREMES
 };
 
 struct model {
@@ -192,6 +197,7 @@ struct model {
     struct tensor good, reference_logps;          /* of objective_preference: [A] i32, [A, 2] f64; or absent */
     struct policy_tokens policy_tokens;           /* of objective_policy: what a batch gives, and the reference */
     struct tensor row_values;                     /* of objective_policy: [A, POLICY_VALUES] f64 */
+    struct tensor sampler_nll;                    /* of objective_policy: [N] stat; absent: no importance weights */
 };
 
 /* Loads the weights and initialises the adapters (A random from seed, B zero) in dev's arenas; a dry run only counts

@@ -108,6 +108,14 @@ static int check_first(const struct training *t, const struct step_metrics *m, s
     return o->first_step(&t->run.model, m->loss, &m->parts, err);
 }
 
+/* Checks the sampler by all rows of the step, if they have importance weights. */
+static int check_importance(const struct training *t, const struct model_sums *sum, struct err *err)
+{
+    const double known = sum->importance[IMPORTANCE_KNOWN];
+    if (!is_online(t) || !(known > 0)) return 0;
+    return check_sampler(t, sum->importance[IMPORTANCE_DIFFERENCE] / known, err);
+}
+
 /* Reads the step's sums, for which the host waits for the device, and updates the adapters. The host waits nowhere else
  * in a step. */
 static int update(struct training *t, const struct batch *b, const struct step_counts *counts, struct step_metrics *m,
@@ -121,7 +129,7 @@ static int update(struct training *t, const struct batch *b, const struct step_c
     m->grad_norm = sum.grad_norm;
     m->skipped = !isfinite(m->loss) || sum.n_bad_grad || !isfinite(sum.grad_norm);
     if (m->skipped) step_checks_find_bad(t, b, t->run.cfg->train.grad_accum, counts, bad);
-    if (check_first(t, m, err)) return -1;
+    if (check_first(t, m, err) || (!m->skipped && check_importance(t, &sum, err))) return -1;
     if (m->skipped || !m->labels) return 0;
     adapters_update(&model->adapters, &t->run.dev, m->lr, m->grad_norm);
     return 0;
@@ -163,8 +171,6 @@ static int step(struct training *t, struct err *err)
     m.tokens = counts.tokens;
     m.lr = schedule_lr(&t->schedule, m.step);
     policy_run_begin(t, b, &counts);
-    const struct generation_stats *g = &t->generation.stats;
-    if (is_online(t) && g->corrected && check_sampler(t, g->difference[0], err)) return -1;
     const bool done = accumulate(t, b, cfg->train.grad_accum, &counts);
     const int rc = done ? update(t, b, &counts, &m, bad, err) : 0;
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);

@@ -140,14 +140,42 @@ void CPU(policy)(struct device *dev, struct tensor part, struct tensor weight, c
     }
 }
 
+void CPU(importance)(struct device *dev, struct tensor part, struct tensor weight, struct tensor values,
+                     const struct importance *p, struct tensor nll, struct tensor sampler, const struct answers *a)
+{
+    if (dev->dry_run) return;
+    const int32_t *cu = a->cu.data;
+    const real *old = nll.data, *by_sampler = sampler.data;
+    real *w = weight.data;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t i = 0; i < part.shape[0]; i++) {
+        double *out = (double *)part.data + i * IMPORTANCE_PARTS, sum = 0;
+        for (int k = 0; k < IMPORTANCE_PARTS; k++) out[k] = 0;
+        for (int64_t k = cu[i]; k < cu[i + 1]; k++) {
+            const double d = importance_add(out, (double)old[k], (double)by_sampler[k]);
+            sum += d;
+            if (p->by_row) continue;
+            const double of_label = importance_weight(p, d);
+            importance_add_weight(out, p, of_label);
+            w[k] = (real)of_label;
+        }
+        const double of_row = p->by_row ? importance_weight(p, sum) : 1;
+        ((double *)values.data)[i * POLICY_VALUES + POLICY_WEIGHT] = of_row;
+        if (!p->by_row) continue;
+        importance_add_weight(out, p, of_row);
+        for (int64_t k = cu[i]; k < cu[i + 1]; k++) w[k] = (real)of_row;
+    }
+}
+
 void CPU(policy_sum)(struct device *dev, struct tensor sums, struct tensor most, struct tensor part)
 {
     if (dev->dry_run) return;
+    const int64_t n_sum = sums.shape[0], n_most = most.shape[0];
     double *sum = sums.data, *largest = most.data;
     for (int64_t i = 0; i < part.shape[0]; i++) {
-        const double *of = (const double *)part.data + i * POLICY_PARTS;
-        for (int k = 0; k < POLICY_SUMS; k++) sum[k] += of[k];
-        for (int k = 0; k < POLICY_EXTREMES; k++) largest[k] = fmax(largest[k], of[POLICY_SUMS + k]);
+        const double *of = (const double *)part.data + i * (n_sum + n_most);
+        for (int64_t k = 0; k < n_sum; k++) sum[k] += of[k];
+        for (int64_t k = 0; k < n_most; k++) largest[k] = fmax(largest[k], of[n_sum + k]);
     }
 }
 

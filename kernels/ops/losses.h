@@ -55,6 +55,27 @@ enum preference_sum {
     PREFERENCE_SUMS = PREFERENCE_SIDES + 2 * PREFERENCE_SIDE
 };
 
+/* The importance weights that correct for the sampler, of each row or of each label: the probability by the old model
+ * divided by that of the sampler. A weight above cap or below floor is limited to it, or becomes 0. */
+struct importance {
+    bool by_row, limits;
+    double cap, floor;
+};
+/* What op_importance writes: weight [N] stat =; values [:, POLICY_WEIGHT] =: the weight of the row, 1 if labels have
+ * weights; part [A, IMPORTANCE_PARTS] f64 =: sums, then the largest values. */
+enum importance_sum {
+    IMPORTANCE_WEIGHTS, /* their number, and their sum */
+    IMPORTANCE_WEIGHT,
+    IMPORTANCE_KNOWN, /* labels whose log-probability by the sampler is known; |difference| to that of the old model */
+    IMPORTANCE_DIFFERENCE,
+    IMPORTANCE_SUMS,
+    IMPORTANCE_WEIGHT_MOST = 0,
+    IMPORTANCE_BELOW_MOST, /* cap - weight */
+    IMPORTANCE_DIFFERENCE_MOST,
+    IMPORTANCE_EXTREMES,
+    IMPORTANCE_PARTS = IMPORTANCE_SUMS + IMPORTANCE_EXTREMES
+};
+
 /* The loss of a completion in online RL (policy_value.h has the formulas). r is the ratio of new to old probability: of
  * each token, or one for the row, from the mean or from the sum of its log-probabilities. */
 enum policy_ratio { POLICY_TOKEN, POLICY_MEAN, POLICY_SUM };
@@ -66,9 +87,10 @@ struct policy {
     double delta;     /* r is at most this where it is not clipped; 0: no bound */
     double beta;      /* of the KL in the loss */
     enum policy_kl kl;
-    double temperature;   /* of the loss head; not read by op_policy */
-    double entropy_from;  /* tokens whose entropy is lower have only the KL in their loss; 0: none */
-    double entropy_scale; /* the loss is reduced by entropy_scale * entropy of each token that has loss */
+    double temperature;           /* of the loss head; not read by op_policy */
+    struct importance importance; /* of op_importance; not read by op_policy */
+    double entropy_from;          /* tokens whose entropy is lower have only the KL in their loss; 0: none */
+    double entropy_scale;         /* the loss is reduced by entropy_scale * entropy of each token that has loss */
 };
 /* Of every label: nll and entropy by the trained model; nll by the old model (absent: nll itself, as a constant) and by
  * the reference (absent: no KL); the weight of the loss that corrects for the sampler (absent: 1). All [N] stat. */

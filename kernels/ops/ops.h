@@ -648,7 +648,12 @@ typedef void preference_fn(struct device *dev, struct tensor sums, struct tensor
 /* The loss of every row of a policy, and its derivatives (kernels/policy_value.h); shapes: losses.h */
 typedef void policy_fn(struct device *dev, struct tensor part, struct tensor weight, const struct policy *p,
                        const struct policy_tokens *t, struct tensor values, const struct answers *a);
-/* sums [POLICY_SUMS] += and most [POLICY_EXTREMES] = max over rows of part [A, POLICY_PARTS]; all f64 */
+/* Importance weights of rows or labels (losses.h has shapes). nll [N] stat by the old model, sampler [N] stat by the
+ * sampler, NaN where it is unknown: the difference is then 0. */
+typedef void importance_fn(struct device *dev, struct tensor part, struct tensor weight, struct tensor values,
+                           const struct importance *p, struct tensor nll, struct tensor sampler,
+                           const struct answers *a);
+/* sums [S] += and most [E] = max over rows of part [A, S + E], of op_policy or op_importance; all f64 */
 typedef void policy_sum_fn(struct device *dev, struct tensor sums, struct tensor most, struct tensor part);
 /* dx[rows[i]] *= weight[i, 0].  dx [T,D] act; rows [N] i32, distinct; weight [N,2] stat */
 typedef void scale_rows_fn(struct device *dev, struct tensor dx, struct tensor rows, struct tensor weight);
@@ -714,7 +719,7 @@ typedef void dev_recording_fn(void *recording);
 #define OPS(X) \
     X(embed_fwd) X(embed_noise) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
     X(lora_rows) X(scale) X(row_norm) X(dora_fwd) X(dora_bwd) X(answer_sums) X(preference) X(scale_labels) \
-    X(linear_policy) X(policy) X(policy_sum) X(scale_rows) \
+    X(linear_policy) X(importance) X(policy) X(policy_sum) X(scale_rows) \
     X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
     X(mla_qkv_fwd) X(mla_qkv_bwd) X(mla_absorb) X(mla_values) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) \
     X(attn_gate_bwd) \

@@ -43,11 +43,25 @@ void op_policy(struct device *dev, struct tensor part, struct tensor weight, con
     RUN(0, policy, part, weight, p, t, values, a);
 }
 
+void op_importance(struct device *dev, struct tensor part, struct tensor weight, struct tensor values,
+                   const struct importance *p, struct tensor nll, struct tensor sampler, const struct answers *a)
+{
+    const int64_t n = a->first.shape[0], n_label = nll.shape[0];
+    WANT(a->cu, DT_I32, n + 1);
+    WANT(part, DT_F64, n, IMPORTANCE_PARTS);
+    WANT(weight, dev->stat_dtype, n_label);
+    WANT(values, DT_F64, n, POLICY_VALUES);
+    WANT(nll, dev->stat_dtype, n_label);
+    WANT(sampler, dev->stat_dtype, n_label);
+    MOVES(dev, part, weight, nll, sampler);
+    RUN(0, importance, part, weight, values, p, nll, sampler, a);
+}
+
 void op_policy_sum(struct device *dev, struct tensor sums, struct tensor most, struct tensor part)
 {
-    WANT(sums, DT_F64, POLICY_SUMS);
-    WANT(most, DT_F64, POLICY_EXTREMES);
-    WANT(part, DT_F64, part.shape[0], POLICY_PARTS);
+    WANT(sums, DT_F64, sums.shape[0]);
+    WANT(most, DT_F64, most.shape[0]);
+    WANT(part, DT_F64, part.shape[0], sums.shape[0] + most.shape[0]);
     MOVES(dev, part);
     RUN(0, policy_sum, sums, most, part);
 }

@@ -67,10 +67,24 @@ static void begin(struct model *m, const struct model_batch *b)
     m->row_values = arena_tensor_2d(&dev->work, DT_F64, b->n_answer, POLICY_VALUES);
     if (!dev->dry_run && b->row_values)
         device_upload(dev, m->row_values.data, b->row_values, tensor_bytes(m->row_values));
-    m->policy_tokens =
-        (struct policy_tokens){.old = push_labels(m, b->old_nll), .weight = push_labels(m, b->is_weight)};
+    m->policy_tokens = (struct policy_tokens){.old = push_labels(m, b->old_nll)};
+    m->sampler_nll = push_labels(m, b->sampler_nll);
     if (reads)
         m->policy_tokens.reference = b->reference_nll ? push_labels(m, b->reference_nll) : run_reference(m, b->n_tok);
+}
+
+/* The importance weights of the labels; an absent tensor without the sampler's log-probabilities. nll: by the old
+ * model. */
+static struct tensor importance(struct model *m, struct tensor nll)
+{
+    struct device *dev = m->dev;
+    if (!m->sampler_nll.ndim) return (struct tensor){0};
+    const struct tensor weight = arena_tensor_1d(&dev->work, dev->stat_dtype, nll.shape[0]);
+    const struct tensor part = arena_tensor_2d(&dev->work, DT_F64, m->answers.first.shape[0], IMPORTANCE_PARTS);
+    op_importance(dev, part, weight, m->row_values, &m->policy.importance, nll, m->sampler_nll, &m->answers);
+    op_policy_sum(dev, tensor_rows(m->sums, SUM_IMPORTANCE, IMPORTANCE_SUMS),
+                  tensor_rows(m->sums, SUM_IMPORTANCE_MOST, IMPORTANCE_EXTREMES), part);
+    return weight;
 }
 
 static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
@@ -89,6 +103,7 @@ static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
     t.nll = nll;
     t.entropy = entropy;
     head(m, nll, entropy, hit, two_passes ? absent : m->dfinal, m->final_norm, m->label_row, absent);
+    t.weight = importance(m, t.old.ndim ? t.old : nll);
     op_policy(dev, part, weight, &p, &t, m->row_values, &m->answers);
     op_policy_sum(dev, tensor_rows(m->sums, SUM_POLICY, POLICY_SUMS),
                   tensor_rows(m->sums, SUM_POLICY_MOST, POLICY_EXTREMES), part);
@@ -107,7 +122,19 @@ static double value(const struct model *m, const struct model_sums *t, int64_t n
     return t->policy[POLICY_LOSS];
 }
 
-/* The largest values are those of this rank until policy_metrics.c has compared the ranks. */
+static void importance_parts(struct objective_means *e, const struct model_sums *t, double cap)
+{
+    const double *s = t->importance, *most = t->importance_most, n = s[IMPORTANCE_WEIGHTS];
+    if (!(n > 0)) return;
+    objective_put(e, "sampling/importance_sampling_ratio/min", NULL, "%.4g", cap - most[IMPORTANCE_BELOW_MOST], 1);
+    objective_put(e, "sampling/importance_sampling_ratio/mean", NULL, "%.4g", s[IMPORTANCE_WEIGHT], n);
+    objective_put(e, "sampling/importance_sampling_ratio/max", NULL, "%.4g", most[IMPORTANCE_WEIGHT_MOST], 1);
+    objective_put(e, "sampling/sampling_logp_difference/mean", NULL, "%.4g", s[IMPORTANCE_DIFFERENCE],
+                  fmax(s[IMPORTANCE_KNOWN], 1));
+    objective_put(e, "sampling/sampling_logp_difference/max", NULL, "%.4g", most[IMPORTANCE_DIFFERENCE_MOST], 1);
+}
+
+/* The largest values are those of this rank until policy_run.c has compared the ranks. */
 static void parts(struct objective_means *e, const struct model *m, const struct model_sums *t, int64_t n_label)
 {
     const double *s = t->policy, n = s[POLICY_TOKENS], units = s[POLICY_UNITS], *most = t->policy_most;
@@ -123,6 +150,7 @@ static void parts(struct objective_means *e, const struct model *m, const struct
     objective_put(e, "ratio/mean", NULL, "%.6g", s[POLICY_RATIO], units);
     objective_put(e, "ratio/min", NULL, "%.6g", 1 / most[POLICY_INVERSE_MOST], units > 0);
     objective_put(e, "ratio/max", NULL, "%.6g", most[POLICY_RATIO_MOST], units > 0);
+    importance_parts(e, t, m->policy.importance.cap);
 }
 
 const struct objective objective_policy = {

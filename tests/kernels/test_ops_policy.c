@@ -1,5 +1,5 @@
-/* test_ops_policy.c - online RL: log-probabilities and entropies of the loss head, losses of completions by their
- * definitions, derivatives by finite differences. */
+/* test_ops_policy.c - online RL: log-probabilities and entropies of the loss head, losses and importance weights of
+ * completions by their definitions, derivatives by finite differences. */
 #include "tests/op_check.h"
 
 #include <float.h>
@@ -387,12 +387,104 @@ static void extremes(void **state)
     op_check_end(&dev);
 }
 
+/* ---- importance weights ---- */
+
+static const struct importance bounds[] = {
+    {true, false, 3, 0}, {true, true, 1.5, 0.5}, {false, false, 1.5, 0.5}, {false, true, 1.2, 0}, {true, false, 0.1, 0},
+};
+
+struct weights_case {
+    struct policy_case c; /* without a policy: labels, rows, values */
+    struct tensor sampler, weight, part, sums, most;
+};
+
+/* Every seventh label is unknown to the sampler. */
+static struct weights_case weights_make(struct device *dev)
+{
+    static const struct policy_shape s = {POLICY_SUM, 9, 300, false, 0, 0, POLICY_K3, 0, 0, NO_OLD | NO_WEIGHT};
+    struct weights_case w = {.c = policy_make(dev, &s)};
+    w.sampler = shifted(&w.c, 5, 0.8, 1);
+    for (int64_t k = 0; k < w.sampler.shape[0]; k++)
+        set_value(w.sampler, k, k % 7 == 3 ? NAN : value_at(w.sampler, k) + 0.25 * sin((double)k));
+    w.weight = make_empty(dev->stat_dtype, w.sampler.shape[0], -1, -1);
+    w.part = make_empty(DT_F64, s.n_row, IMPORTANCE_PARTS, -1);
+    w.sums = make_zero(DT_F64, IMPORTANCE_SUMS, -1, -1);
+    w.most = make_zero(DT_F64, IMPORTANCE_EXTREMES, -1, -1);
+    return w;
+}
+
+static void weights_op(struct device *dev, struct weights_case *w, const struct importance *p)
+{
+    op_importance(dev, w->part, w->weight, w->c.values, p, w->c.t.nll, w->sampler, &w->c.a);
+    op_policy_sum(dev, w->sums, w->most, w->part);
+}
+
+static void weights_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct weights_case w = weights_make(dev);
+    weights_op(dev, &w, params);
+    const struct tensor out[] = {w.part, w.sums, w.most, w.weight, w.c.values};
+    for (int i = 0; i < MT_LEN(out); i++) o->out[o->n++] = out[i];
+}
+
+static double bounded(const struct importance *p, double w)
+{
+    if (p->limits) return clamp(w, p->floor, p->cap);
+    return w > p->cap || w < p->floor ? 0 : w;
+}
+
+static double known_difference(const struct weights_case *w, int64_t k)
+{
+    const double sampler = value_at(w->sampler, k);
+    return isnan(sampler) ? 0 : sampler - value_at(w->c.t.nll, k);
+}
+
+static void check_weights(const struct weights_case *w, const struct importance *p)
+{
+    double n = 0, sum = 0, least = DBL_MAX, differences = 0, n_known = 0;
+    for (int64_t i = 0; i < w->part.shape[0]; i++) {
+        const int64_t from = (int64_t)value_at(w->c.a.cu, i), end = (int64_t)value_at(w->c.a.cu, i + 1);
+        double total = 0;
+        for (int64_t k = from; k < end; k++) total += known_difference(w, k);
+        for (int64_t k = from; k < end; k++) {
+            const double want = bounded(p, exp(p->by_row ? total : known_difference(w, k)));
+            assert_close(value_at(w->weight, k), want, 1e-12);
+            differences += fabs(known_difference(w, k));
+            n_known += !isnan(value_at(w->sampler, k));
+            if (!p->by_row) n++, sum += want, least = fmin(least, want);
+        }
+        const double of_row = p->by_row ? bounded(p, exp(total)) : 1;
+        assert_close(value_at(w->c.values, i * POLICY_VALUES + POLICY_WEIGHT), of_row, 1e-12);
+        if (p->by_row) n++, sum += of_row, least = fmin(least, of_row);
+    }
+    assert_close(value_at(w->sums, IMPORTANCE_WEIGHTS), n, 0);
+    assert_close(value_at(w->sums, IMPORTANCE_WEIGHT), sum, 1e-12);
+    assert_close(value_at(w->sums, IMPORTANCE_KNOWN), n_known, 0);
+    assert_close(value_at(w->sums, IMPORTANCE_DIFFERENCE), differences, 1e-12);
+    assert_close(p->cap - value_at(w->most, IMPORTANCE_BELOW_MOST), least, 1e-12);
+}
+
+static void importance_weights(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(bounds); i++) {
+        struct device dev;
+        op_check_case(weights_run, &bounds[i], 4e-5);
+        op_check_begin(&dev, true);
+        struct weights_case w = weights_make(&dev);
+        weights_op(&dev, &w, &bounds[i]);
+        check_weights(&w, &bounds[i]);
+        op_check_end(&dev);
+    }
+}
+
 static void policy_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(heads); i++) op_check_cuda(head_run, &heads[i]);
     for (int i = 0; i < MT_LEN(shapes); i++) op_check_cuda(policy_run, &shapes[i]);
+    for (int i = 0; i < MT_LEN(bounds); i++) op_check_cuda(weights_run, &bounds[i]);
 }
 
 int test_ops_policy(void)
@@ -405,6 +497,7 @@ int test_ops_policy(void)
         cmocka_unit_test(weights_are_derivatives),
         cmocka_unit_test(constants),
         cmocka_unit_test(extremes),
+        cmocka_unit_test(importance_weights),
         cmocka_unit_test(policy_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_policy", tests, NULL, NULL);

@@ -40,7 +40,7 @@ struct model_batch micro_batch_of(const struct batch *b)
                                 .row_values = b->row_values,
                                 .old_nll = b->old_nll,
                                 .reference_nll = b->reference_nll,
-                                .is_weight = b->is_weight,
+                                .sampler_nll = b->sampler_nll,
                                 .choices = b->choices};
 }
 

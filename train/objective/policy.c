@@ -40,6 +40,15 @@ static double high_of(const struct config *c, const struct kind *k, double epsil
     return k->epsilon_high > 0 && c->objective.epsilon < 0 ? k->epsilon_high : epsilon;
 }
 
+static struct importance importance_of(const struct config *c)
+{
+    const int mode = c->objective.is_mode;
+    return (struct importance){.by_row = mode != CFG_IS_TOKEN_TRUNCATE && mode != CFG_IS_TOKEN_MASK,
+                               .limits = mode == CFG_IS_TOKEN_TRUNCATE || mode == CFG_IS_SEQUENCE_TRUNCATE,
+                               .cap = c->objective.is_cap,
+                               .floor = c->objective.is_floor};
+}
+
 struct policy_settings policy_settings(const struct config *c)
 {
     static const enum advantage_scale scales[] = {0, ADVANTAGE_GROUP, ADVANTAGE_BATCH, ADVANTAGE_NONE};
@@ -51,8 +60,6 @@ struct policy_settings policy_settings(const struct config *c)
                                 .reward_kl = rloo ? beta : 0,
                                 .old_of_rows = c->objective.old == CFG_OLD_ROWS,
                                 .is_mode = c->objective.is_mode,
-                                .is_cap = c->objective.is_cap,
-                                .is_floor = c->objective.is_floor,
                                 .entropy_quantile = c->objective.top_entropy_quantile,
                                 .step_rows = c->train.micro_batch * c->train.grad_accum,
                                 .n_step = c->objective.steps_per_generation,
@@ -70,7 +77,8 @@ struct policy_settings policy_settings(const struct config *c)
                              .beta = rloo ? 0 : beta,
                              .kl = c->objective.kl == CFG_KL_K3_RATIO ? POLICY_K3_RATIO : POLICY_K3,
                              .temperature = c->objective.temperature,
-                             .entropy_scale = c->objective.entropy_coef};
+                             .entropy_scale = c->objective.entropy_coef,
+                             .importance = importance_of(c)};
     return s;
 }
 

@@ -18,7 +18,6 @@ struct policy_settings {
                          kinds: 0 */
     bool old_of_rows; /* objective.old = rows */
     int is_mode;      /* enum cfg_is; CFG_IS_AUTO: by the rows */
-    double is_cap, is_floor; /* floor 0: none */
     double entropy_quantile; /* objective.top_entropy_quantile */
     int64_t step_rows;       /* of an optimizer step */
     int64_t n_step,

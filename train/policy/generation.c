@@ -16,11 +16,11 @@ static bool corrects(const struct policy_settings *s, const struct rollouts *row
     return !s->old_of_rows && s->is_mode != CFG_IS_NONE && rows->n_logprobs > 0;
 }
 
-struct generation_needs generation_needs(const struct config *c, const struct rollouts *rows)
+struct generation_needs generation_needs(const struct config *c)
 {
     const struct policy_settings s = policy_settings(c);
     const bool again = s.n_step > 1 || s.n_iteration > 1;
-    return (struct generation_needs){.old = !s.old_of_rows && (again || corrects(&s, rows) || s.reward_kl > 0),
+    return (struct generation_needs){.old = !s.old_of_rows && (again || s.reward_kl > 0),
                                      .reference = s.reward_kl > 0 || (s.loss.beta > 0 && s.n_iteration > 1)};
 }
 
@@ -38,7 +38,7 @@ int64_t generation_labels(const struct dataset *ds, int64_t first, int64_t n)
     return n_label;
 }
 
-/* The sampler's log-probability of every label; NaN: unknown. */
+/* The sampler's nll of every label; NaN: unknown. */
 static float *sampler_of(const struct generation *g, const struct dataset *ds, const struct rollouts *rows)
 {
     float *out = mem_array(g->label_off[g->n] + 1, sizeof(*out));
@@ -46,7 +46,7 @@ static float *sampler_of(const struct generation *g, const struct dataset *ds, c
         const struct rollout row = rollouts_row(rows, g->first + i);
         const uint8_t *mask = ds->mask + ds->doc_off[g->first + i] + row.n_prompt;
         for (int64_t t = 0; t < row.n_completion; t++)
-            if (mask[t]) out[at++] = row.logprobs[t];
+            if (mask[t]) out[at++] = -row.logprobs[t];
     }
     return out;
 }
@@ -114,60 +114,6 @@ static void score(struct run *r, const struct generation *g, const struct datase
     gather(all, g->reference_nll, g->label_off[g->n]);
 }
 
-/* ---- the correction for the sampler ---- */
-
-/* A weight with its cap and floor. */
-static double bounded(const struct policy_settings *s, double w)
-{
-    const bool truncates = s->is_mode == CFG_IS_TOKEN_TRUNCATE || s->is_mode == CFG_IS_SEQUENCE_TRUNCATE;
-    if (truncates) return fmin(fmax(w, s->is_floor), s->is_cap);
-    return w > s->is_cap || w < s->is_floor ? 0 : w;
-}
-
-struct spread {
-    int64_t n;
-    double sum, min, max;
-};
-
-static void spread_add(struct spread *s, double v)
-{
-    s->min = s->n ? fmin(s->min, v) : v;
-    s->max = s->n ? fmax(s->max, v) : v;
-    s->sum += v;
-    s->n++;
-}
-
-static void correct(struct generation *g, const struct policy_settings *s, const float *sampler)
-{
-    const bool by_row = s->is_mode != CFG_IS_TOKEN_TRUNCATE && s->is_mode != CFG_IS_TOKEN_MASK;
-    struct spread weights = {0}, differences = {0};
-    g->weight = mem_array(g->label_off[g->n] + 1, sizeof(*g->weight));
-    g->row_weight = mem_array(g->n, sizeof(*g->row_weight));
-    for (int64_t i = 0; i < g->n; i++) {
-        double sum = 0;
-        for (int64_t k = g->label_off[i]; k < g->label_off[i + 1]; k++) {
-            const bool known = !isnan(sampler[k]);
-            const double d = known ? -(double)g->old_nll[k] - (double)sampler[k] : 0;
-            if (known) spread_add(&differences, fabs(d));
-            sum += d;
-            if (by_row) continue;
-            g->weight[k] = (float)bounded(s, exp(d));
-            spread_add(&weights, (double)g->weight[k]);
-        }
-        g->row_weight[i] = by_row ? bounded(s, exp(sum)) : 1;
-        if (!by_row) continue;
-        spread_add(&weights, g->row_weight[i]);
-        for (int64_t k = g->label_off[i]; k < g->label_off[i + 1]; k++) g->weight[k] = (float)g->row_weight[i];
-    }
-    struct generation_stats *out = &g->stats;
-    out->corrected = true;
-    out->weight[0] = weights.min;
-    out->weight[1] = weights.n ? weights.sum / (double)weights.n : 0;
-    out->weight[2] = weights.max;
-    out->difference[0] = differences.n ? differences.sum / (double)differences.n : 0;
-    out->difference[1] = differences.max;
-}
-
 /* ---- rewards ---- */
 
 /* RLOO: subtracts the KL of each row. */
@@ -211,6 +157,19 @@ static void count_rewards(struct generation *g, const struct rollouts *rows)
     }
 }
 
+struct spread {
+    int64_t n;
+    double sum, min, max;
+};
+
+static void spread_add(struct spread *s, double v)
+{
+    s->min = s->n ? fmin(s->min, v) : v;
+    s->max = s->n ? fmax(s->max, v) : v;
+    s->sum += v;
+    s->n++;
+}
+
 static void count_lengths(struct generation *g, const struct rollouts *rows)
 {
     struct spread all = {0}, ended = {0};
@@ -250,14 +209,8 @@ static void complete(struct generation *g, const struct config *c, const struct 
                      const struct rollouts *rows)
 {
     const struct policy_settings s = policy_settings(c);
-    const int64_t n_label = g->label_off[g->n];
-    float *sampler = corrects(&s, rows) || s.old_of_rows ? sampler_of(g, ds, rows) : NULL;
-    if (s.old_of_rows) {
-        g->old_nll = mem_array(n_label + 1, sizeof(*g->old_nll));
-        for (int64_t k = 0; k < n_label; k++) g->old_nll[k] = -sampler[k];
-    }
-    if (corrects(&s, rows)) correct(g, &s, sampler);
-    mem_free(sampler);
+    if (s.old_of_rows) g->old_nll = sampler_of(g, ds, rows);
+    if (corrects(&s, rows)) g->sampler_nll = sampler_of(g, ds, rows);
     advantages_of(g, &s, rows);
     count_lengths(g, rows);
     count_rewards(g, rows);
@@ -274,7 +227,7 @@ void generation_continue(struct generation *g, const struct run *r, const struct
                          const struct rollouts *rows, int64_t first, int64_t n, const float *old_nll,
                          const float *reference_nll)
 {
-    const struct generation_needs needs = generation_needs(r->cfg, rows);
+    const struct generation_needs needs = generation_needs(r->cfg);
     open_rows(g, ds, first, n);
     if (needs.old) g->old_nll = copy_of(old_nll, g->label_off[n]);
     if (needs.reference) g->reference_nll = copy_of(reference_nll, g->label_off[n]);
@@ -284,7 +237,7 @@ void generation_continue(struct generation *g, const struct run *r, const struct
 void generation_begin(struct generation *g, struct run *r, const struct dataset *ds, const struct rollouts *rows,
                       int64_t first, int64_t n)
 {
-    const struct generation_needs needs = generation_needs(r->cfg, rows);
+    const struct generation_needs needs = generation_needs(r->cfg);
     open_rows(g, ds, first, n);
     if (needs.old) g->old_nll = copy_of(NULL, g->label_off[n]);
     if (needs.reference) g->reference_nll = copy_of(NULL, g->label_off[n]);
@@ -298,7 +251,6 @@ void generation_free(struct generation *g)
     mem_free(g->advantage);
     mem_free(g->old_nll);
     mem_free(g->reference_nll);
-    mem_free(g->weight);
-    mem_free(g->row_weight);
+    mem_free(g->sampler_nll);
     *g = (struct generation){.n = 0};
 }

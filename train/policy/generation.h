@@ -1,6 +1,5 @@
 /* generation.h - a generation of completions, on which online RL trains in one or more optimizer steps. Computed once
- * per generation: advantages, log-probabilities of the model at its start and of the reference, importance weights that
- * correct for the sampler. */
+ * per generation: advantages, log-probabilities of the model at its start and of the reference. */
 #ifndef MT_GENERATION_H
 #define MT_GENERATION_H
 
@@ -22,9 +21,6 @@ struct generation_stats {
         double mean, std;
     } named[ROLLOUT_REWARDS]; /* [n_named] of rows that have rewards by name */
     int64_t n_named;
-    bool corrected;                  /* rows have importance weights; the members below are set only then */
-    double weight[3], difference[2]; /* min, mean, max of the importance weights after cap and floor; mean, max of
-                                        |lp_old - lp_sampler| */
 };
 /* A generation: rows first .. first + n - 1 of a data set; zeroed: none. Row i has the labels [label_off[i],
  * label_off[i+1]). */
@@ -33,8 +29,7 @@ struct generation {
     int64_t *label_off;             /* [n+1] */
     double *advantage;              /* [n] */
     float *old_nll, *reference_nll; /* [labels]; NULL: not computed in advance, the loss computes them */
-    float *weight;                  /* [labels]; NULL: no correction for the sampler */
-    double *row_weight;             /* [n], of RLOO */
+    float *sampler_nll;             /* [labels], NaN: unknown; NULL: no importance weights */
     struct generation_stats stats;
 };
 
@@ -48,11 +43,11 @@ void generation_begin(struct generation *g, struct run *r, const struct dataset 
 void generation_continue(struct generation *g, const struct run *r, const struct dataset *ds,
                          const struct rollouts *rows, int64_t first, int64_t n, const float *old_nll,
                          const float *reference_nll);
-/* Which log-probabilities generation_begin computes for these rows. If the loss needs the others, it computes them. */
+/* Which log-probabilities generation_begin computes. If the loss needs the others, it computes them. */
 struct generation_needs {
     bool old, reference;
 };
-struct generation_needs generation_needs(const struct config *c, const struct rollouts *rows);
+struct generation_needs generation_needs(const struct config *c);
 /* Labels of rows first .. first + n - 1. */
 int64_t generation_labels(const struct dataset *ds, int64_t first, int64_t n);
 void generation_free(struct generation *g);
@@ -68,7 +63,7 @@ void generation_attach(const struct generation *g, const struct config *c, const
  * it. */
 double generation_entropy(struct run *r, const struct batch *b, const struct model_pass *passes, int64_t n,
                           double quantile, int64_t *n_kept);
-/* Adds the metrics of rewards, lengths and importance weights. */
+/* Adds the metrics of rewards and lengths. */
 void generation_parts(struct objective_means *e, const struct generation *g);
 
 #endif

@@ -42,11 +42,11 @@ void generation_attach(const struct generation *g, const struct config *c, const
         MT_REQUIRE(row >= 0 && row < g->n, "row %lld of a generation of %lld", (long long)row, (long long)g->n);
         v[POLICY_ADVANTAGE] = g->advantage[row];
         v[POLICY_SCALE] = scale_of(&s, counts, b->answer_cu[a + 1] - b->answer_cu[a]);
-        v[POLICY_WEIGHT] = g->row_weight ? g->row_weight[row] : 1;
+        v[POLICY_WEIGHT] = 1;
     }
     b->old_nll = labels(g->old_nll, g, b);
     b->reference_nll = s.loss.beta > 0 ? labels(g->reference_nll, g, b) : NULL;
-    b->is_weight = labels(g->weight, g, b);
+    b->sampler_nll = labels(g->sampler_nll, g, b);
 }
 
 /* ---- the tokens of highest entropy ---- */
@@ -116,9 +116,6 @@ void generation_parts(struct objective_means *e, const struct generation *g)
                                           "completions/max_length"};
     static const char *const ended[] = {"completions/mean_terminated_length", "completions/min_terminated_length",
                                         "completions/max_terminated_length"};
-    static const char *const weights[] = {"sampling/importance_sampling_ratio/min",
-                                          "sampling/importance_sampling_ratio/mean",
-                                          "sampling/importance_sampling_ratio/max"};
     const struct generation_stats *s = &g->stats;
     objective_put(e, "reward", "reward", "%.4g", s->reward.mean, 1);
     objective_put(e, "reward_std", NULL, "%.4g", s->reward.std, 1);
@@ -132,8 +129,4 @@ void generation_parts(struct objective_means *e, const struct generation *g)
     objective_put(e, "completions/clipped_ratio", NULL, "%.4g", s->truncated, 1);
     objective_put(e, "num_tokens", NULL, "%.0f", s->n_token, 1);
     if (!isnan(s->reward_kl)) objective_put(e, "kl", "kl", "%.3g", s->reward_kl, 1);
-    for (int i = 0; i < 3 && s->corrected; i++) objective_put(e, weights[i], NULL, "%.4g", s->weight[i], 1);
-    if (!s->corrected) return;
-    objective_put(e, "sampling/sampling_logp_difference/mean", NULL, "%.4g", s->difference[0], 1);
-    objective_put(e, "sampling/sampling_logp_difference/max", NULL, "%.4g", s->difference[1], 1);
 }

@@ -14,7 +14,7 @@ void online_micro_batch(const struct online *o, int64_t step, int64_t i, struct 
 struct online_proof {
     int64_t n, n_choice; /* tokens of completions; choices of a token and layer */
     double mean, most;   /* |difference| of log-probabilities */
-    bool corrected;      /* rows have importance weights (objective.is_mode); these compare all rows */
+    bool corrected;      /* rows have importance weights (objective.is_mode); the step then compares all rows */
     double given; /* only if not corrected: the mean difference with the sampler's experts, which training uses */
     double other_experts; /* share of the choices that differ; NaN: no layer has a choice */
 };

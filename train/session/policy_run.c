@@ -57,7 +57,7 @@ int policy_run_open(struct training *t, struct err *err)
     const struct rollouts *rows = rows_of(t);
     const struct dataset *ds = documents_of(t);
     const int64_t n_label = generation_labels(ds, p.first, p.n);
-    const struct generation_needs needs = generation_needs(r->cfg, rows);
+    const struct generation_needs needs = generation_needs(r->cfg);
     if (checkpoint_generation_load(t->from.path, n_label, &old_nll, &reference_nll, err)) return -1;
     const bool lacks = n_label && ((needs.old && !old_nll) || (needs.reference && !reference_nll));
     if (!lacks) generation_continue(&t->generation, r, ds, rows, p.first, p.n, old_nll, reference_nll);
@@ -109,7 +109,9 @@ struct objective_means policy_run_parts(const struct training *t, struct model_s
 {
     const struct model *m = &t->run.model;
     struct objective_means e = {.n = 0};
-    for (int k = 0; k < POLICY_EXTREMES; k++) sum->policy_most[k] = comm_host_max(t->run.par.all, sum->policy_most[k]);
+    struct comm *all = t->run.par.all;
+    for (int k = 0; k < POLICY_EXTREMES; k++) sum->policy_most[k] = comm_host_max(all, sum->policy_most[k]);
+    for (int k = 0; k < IMPORTANCE_EXTREMES; k++) sum->importance_most[k] = comm_host_max(all, sum->importance_most[k]);
     generation_parts(&e, &t->generation);
     m->objective->parts(&e, m, sum, n_label);
     return e;

@@ -6,7 +6,8 @@
  *           dx of the chunk [chunk, D] bf16. part [A, 12] f64; nll, entropy, old, reference, weight [N] f32.
  * Needs:    as linear_ce. A label outside the vocabulary gives a NaN loss.
  * Grid:     head_kernel: 512 threads per row, a pass for maximum, arg max and sums, one for the gradient.
- *           policy_kernel: a block per completion, two passes over its tokens. policy_sum: one block.
+ *           policy_kernel, importance_kernel: a block per completion, two passes over its tokens. policy_sum: one
+ *           block.
  * Bound:    head_kernel: memory, 4 N V bytes read for the loss, 4 N V read and 2 N V written for the gradient.
  * Numerics: f32 logits and sums of a row in a fixed order; everything after that in f64. dlogits rounded to bf16.
  *           Bitwise repeatable. */
@@ -204,18 +205,44 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     for (int i = 0; i < POLICY_PARTS; i++) parts[(int64_t)blockIdx.x * POLICY_PARTS + i] = part[i];
 }
 
-static __global__ void policy_sum(double *sums, double *most, const double *parts, int64_t n)
+static __global__ void __launch_bounds__(ROW_THREADS)
+    importance_kernel(double *parts, float *weight, double *values, const struct importance p, const float *nll,
+                      const float *sampler, const int32_t *cu)
+{
+    const int64_t begin = cu[blockIdx.x], end = cu[blockIdx.x + 1];
+    double part[IMPORTANCE_PARTS] = {0}, sum = 0;
+    for (int64_t k = begin + threadIdx.x; k < end; k += ROW_THREADS) {
+        const double d = importance_add(part, (double)nll[k], (double)sampler[k]);
+        sum += d;
+        if (p.by_row) continue;
+        const double of_label = importance_weight(&p, d);
+        importance_add_weight(part, &p, of_label);
+        weight[k] = (float)of_label;
+    }
+    const double of_row = p.by_row ? importance_weight(&p, block_of(sum, false)) : 1;
+    for (int64_t k = begin + threadIdx.x; p.by_row && k < end; k += ROW_THREADS) weight[k] = (float)of_row;
+    if (p.by_row && threadIdx.x == 0) importance_add_weight(part, &p, of_row);
+#pragma unroll
+    for (int i = 0; i < IMPORTANCE_PARTS; i++) part[i] = block_of(part[i], i >= IMPORTANCE_SUMS);
+    if (threadIdx.x) return;
+    values[(int64_t)blockIdx.x * POLICY_VALUES + POLICY_WEIGHT] = of_row;
+#pragma unroll
+    for (int i = 0; i < IMPORTANCE_PARTS; i++) parts[(int64_t)blockIdx.x * IMPORTANCE_PARTS + i] = part[i];
+}
+
+/* A thread for each of n_sum sums and each largest value. */
+static __global__ void policy_sum(double *sums, double *most, int n_sum, const double *parts, int64_t n)
 {
     const int i = threadIdx.x;
-    double v = i < POLICY_SUMS ? sums[i] : most[i - POLICY_SUMS];
+    double v = i < n_sum ? sums[i] : most[i - n_sum];
     for (int64_t k = 0; k < n; k++) {
-        const double x = parts[k * POLICY_PARTS + i];
-        v = i < POLICY_SUMS ? v + x : fmax(v, x);
+        const double x = parts[k * blockDim.x + i];
+        v = i < n_sum ? v + x : fmax(v, x);
     }
-    if (i < POLICY_SUMS)
+    if (i < n_sum)
         sums[i] = v;
     else
-        most[i - POLICY_SUMS] = v;
+        most[i - n_sum] = v;
 }
 
 static __global__ void __launch_bounds__(ROW_THREADS)
@@ -240,11 +267,22 @@ extern "C" void cuda_policy(struct device *dev, struct tensor part, struct tenso
     CUDA_CHECK_LAUNCH();
 }
 
+extern "C" void cuda_importance(struct device *dev, struct tensor part, struct tensor weight, struct tensor values,
+                                const struct importance *p, struct tensor nll, struct tensor sampler,
+                                const struct answers *a)
+{
+    if (part.shape[0] == 0) return;
+    importance_kernel<<<grid_x(part.shape[0]), ROW_THREADS, 0, cuda.stream>>>((double *)part.data, f32_ptr(weight),
+                                                                              (double *)values.data, *p, f32_ptr(nll),
+                                                                              f32_ptr(sampler), i32_ptr(a->cu));
+    CUDA_CHECK_LAUNCH();
+}
+
 extern "C" void cuda_policy_sum(struct device *dev, struct tensor sums, struct tensor most, struct tensor part)
 {
     if (part.shape[0] == 0) return;
-    policy_sum<<<1, POLICY_PARTS, 0, cuda.stream>>>((double *)sums.data, (double *)most.data, (const double *)part.data,
-                                                    part.shape[0]);
+    policy_sum<<<1, (unsigned)part.shape[1], 0, cuda.stream>>>(
+        (double *)sums.data, (double *)most.data, (int)sums.shape[0], (const double *)part.data, part.shape[0]);
     CUDA_CHECK_LAUNCH();
 }
 
