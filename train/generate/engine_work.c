@@ -1,7 +1,7 @@
 /* engine_work.c - see engine_work.h. */
 #include "train/generate/engine_work.h"
 
-enum { MOST_SEQS = 256 /* sequences at once */, TELL_MS = 10000 };
+enum { TELL_MS = 10000 };
 
 void engine_work_add(struct engine_work *w, const struct sample_request *q)
 {
@@ -23,7 +23,7 @@ int engine_work_fit(const struct engine_work *w, struct run *r, struct config *c
     const double given = cfg->generate.memory_gb * (double)((int64_t)1 << 30);
     bool fits = false;
     cfg->data.seq_len = w->most_len;
-    for (int64_t n = MT_MIN(w->n_sample, MOST_SEQS); !fits && n; n /= 2) {
+    for (int64_t n = MT_MIN(w->n_sample, PLAN_SEQS); !fits && n; n /= 2) {
         *s = engine_sizes(n, w->longest, w->prompt_tok);
         if (w->keeps) plan_keeps(s, w->most_len);
         s->n_top = w->n_top;

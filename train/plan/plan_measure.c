@@ -168,13 +168,13 @@ void plan_keeps(struct plan_generation *g, int64_t len)
 /* What a run samples at once between its steps, at most. */
 static void plan_online(struct plan_request *q)
 {
-    enum { MOST_SEQS = 256, PASS_TOK = 8192 };
+    enum { PASS_TOK = 8192 };
     const struct config *c = q->cfg;
     const int64_t rows = c->train.micro_batch * c->train.grad_accum * c->objective.steps_per_generation;
     struct plan_generation *g = &q->generation;
     q->generates = true;
     q->replays = c->rollout.replay && choices_layers(q->a) > 0;
-    *g = (struct plan_generation){.n_seq = MT_MIN((rows + q->par->dp->world - 1) / q->par->dp->world, MOST_SEQS),
+    *g = (struct plan_generation){.n_seq = MT_MIN((rows + q->par->dp->world - 1) / q->par->dp->world, PLAN_SEQS),
                                   .routing = q->replays,
                                   .cache_tok = 1};
     g->n_tok = MT_MAX(MT_MIN(q->n_tok, PASS_TOK), g->n_seq);
@@ -446,12 +446,22 @@ static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool fro
     m->flops = p->dev.flops / (double)p->q->n_tok;
 }
 
+/* Whether passes of training are faster with packed experts, or those in which online RL samples, where a sequence has
+ * one token: these are bound by the bytes of the experts, of which bf16 has four times as many. */
+static bool prefers_packed(const struct plan_probe *p, int64_t l)
+{
+    const struct proj *up = &p->model.weights.layers[l].up;
+    const int64_t k = arch_ffn(p->q->a, l).top_k;
+    const bool samples = p->q->train && config_is_online(p->q->cfg);
+    return choice_prefers_packed(&p->dev, up, p->q->n_tok * k) ||
+           (samples && choice_reads_packed(&p->dev, up, p->q->generation.n_seq * k));
+}
+
 int64_t plan_packed_layers(const struct plan_probe *p)
 {
     int64_t n = 0;
     if (config_quantises(p->q->cfg) || p->model.weights.fp8) return 0;
-    for (int64_t l = 0; l < p->q->a->n_layer; l++)
-        n += choice_prefers_packed(&p->dev, &p->model.weights.layers[l].up, p->q->n_tok * arch_ffn(p->q->a, l).top_k);
+    for (int64_t l = 0; l < p->q->a->n_layer; l++) n += prefers_packed(p, l);
     return n;
 }
 

@@ -30,7 +30,8 @@ struct plan_memory {
     char format[96];   /* format of the experts in memory, as weights.experts */
     int64_t decoded;   /* bytes of decoded layers beyond their packed bytes */
     int64_t n_decoded; /* number of decoded layers */
-    int64_t n_packed;  /* layers whose products decode the experts, because that is faster than decoded layers */
+    int64_t n_packed;  /* layers that are not decoded before, because products that read packed experts make the run
+                          faster */
     int64_t n_unused;  /* tensors of the checkpoint that are not used */
     const char *unused;      /* name of the first of them; owned by the checkpoint */
     double flops_fwd, flops; /* per token: forward; training step with recomputation */
@@ -50,7 +51,8 @@ struct plan_room {
 
 enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
-enum { PLAN_CHUNK = 128 }; /* tokens of a prompt in each pass after the first */
+/* Tokens of a prompt in each pass after the first; sequences that are sampled at once, at most. */
+enum { PLAN_CHUNK = 128, PLAN_SEQS = 512 };
 /* Sizes of generation (train/generate/engine.h); a text has up to seq_len tokens. */
 struct plan_generation {
     int64_t n_seq;  /* sequences */
