@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/threads.h"
 #include "model/layer.h"
 #include "optim/host_update.h"
 
@@ -400,6 +401,26 @@ void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *
 
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a) { alloc(ad, dev, a, false); }
 
+/* The random values of an A. */
+struct random_a {
+    const struct lora_param *p;
+    int64_t r; /* rows of an expert that have values; the others are padding */
+    uint64_t key;
+    float *values; /* of all adapters */
+};
+
+static void fill_expert(void *arg, int64_t e)
+{
+    const struct random_a *a = arg;
+    const struct lora_param *p = a->p;
+    const double bound = 1 / sqrt((double)p->cols);
+    const int64_t filled = a->r * p->cols, padded = p->rows * p->cols;
+    for (int64_t j = 0; j < filled; j++) {
+        const double u = rng_uniform(a->key, (uint64_t)((p->first_exp + e) * filled + j));
+        a->values[p->off + e * padded + j] = (float)(bound * (2 * u - 1));
+    }
+}
+
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
 {
     if (dev->dry_run) return;
@@ -409,13 +430,8 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
         char name[64];
         if (p->is_b) continue;
         lora_param_name(p, name);
-        uint64_t key = rng_key(seed, name);
-        double bound = 1 / sqrt((double)p->cols);
-        const int64_t filled = ad->rank[p->target] * p->cols, padded = p->rows * p->cols; /* per expert */
-        for (int64_t j = 0; j < p->n_exp * filled; j++) {
-            const double u = rng_uniform(key, (uint64_t)(p->first_exp * filled + j));
-            values[p->off + j / filled * padded + j % filled] = (float)(bound * (2 * u - 1));
-        }
+        struct random_a a = {p, ad->rank[p->target], rng_key(seed, name), values};
+        threads_run(p->n_exp, dev->n_threads, fill_expert, &a);
     }
     device_set_f32(dev, ad->opt.param, values);
     mem_free(values);

@@ -4,6 +4,7 @@
 #include "data/file/file.h"
 
 #include "data/file/sigbus.h"
+#include "kernels/threads.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -698,23 +699,53 @@ bool file_gunzip(uint8_t *out, int64_t size, const uint8_t *in, int64_t n)
     return status == Z_STREAM_END && !z.avail_out;
 }
 
+/* Parts of a file whose CRCs threads compute. */
+enum { CRC_PARTS = 64, CRC_BYTES = 4 << 20 };
+struct crc_parts {
+    int fd;
+    int64_t at, size; /* of the first part; of the file */
+    uLong sum[CRC_PARTS];
+    bool unread[CRC_PARTS];
+};
+
+static int64_t crc_bytes(const struct crc_parts *c, int64_t i)
+{
+    return MT_MIN((int64_t)CRC_BYTES, c->size - c->at - i * CRC_BYTES);
+}
+
+static void crc_part(void *arg, int64_t i)
+{
+    struct crc_parts *c = arg;
+    uint8_t *chunk = mem_alloc(CHUNK_BYTES);
+    int64_t at = c->at + i * CRC_BYTES, n = crc_bytes(c, i), got = 1;
+    c->sum[i] = crc32(0, NULL, 0);
+    for (; n > 0 && got > 0; at += got, n -= got) {
+        got = pread(c->fd, chunk, (size_t)MT_MIN(n, CHUNK_BYTES), at);
+        if (got > 0) c->sum[i] = crc32(c->sum[i], chunk, (uInt)got);
+    }
+    c->unread[i] = got <= 0;
+    mem_free(chunk);
+}
+
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err)
 {
     struct stat st;
-    const int fd = open_file(path, false, &st, err);
-    if (fd < 0) return -1;
-    uint8_t *chunk = mem_alloc(CHUNK_BYTES);
-    uLong sum = crc32(0, NULL, 0);
-    int64_t n = 0, got;
-    while ((got = read_full(fd, chunk, CHUNK_BYTES)) > 0) {
-        sum = crc32(sum, chunk, (uInt)got);
-        n += got;
+    struct crc_parts c = {.fd = open_file(path, false, &st, err), .size = st.st_size};
+    if (c.fd < 0) return -1;
+    uLong all = crc32(0, NULL, 0);
+    int rc = 0;
+    for (; c.at < c.size && !rc; c.at += (int64_t)CRC_PARTS * CRC_BYTES) {
+        const int64_t n = MT_MIN((c.size - c.at + CRC_BYTES - 1) / CRC_BYTES, CRC_PARTS);
+        threads_run(n, 0, crc_part, &c);
+        for (int64_t i = 0; i < n && !rc; i++) {
+            all = crc32_combine(all, c.sum[i], (z_off_t)crc_bytes(&c, i));
+            if (c.unread[i]) rc = io_error(err, path, "read");
+        }
+        progress();
     }
-    int rc = got < 0 ? io_error(err, path, "read") : 0;
-    mem_free(chunk);
-    close(fd);
-    *crc = (uint32_t)sum;
-    *size = n;
+    close(c.fd);
+    *crc = (uint32_t)all;
+    *size = c.size;
     return rc;
 }
 

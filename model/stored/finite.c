@@ -9,6 +9,7 @@
 
 #include "kernels/format/minifloat.h"
 #include "kernels/format/quant.h"
+#include "kernels/threads.h"
 
 #define ADVICE "the checkpoint is damaged; download or convert it again"
 
@@ -37,11 +38,10 @@ static uint32_t bits_at(const uint8_t *data, int64_t size)
     return memcpy(&bits, data, 4), bits;
 }
 
-/* The largest magnitude of `bytes` bytes, as bits; the data may be unaligned. Without the sign a magnitude is a signed
+/* The largest magnitude of n values, as bits; the data may be unaligned. Without the sign a magnitude is a signed
  * integer of its size, whose maximum every x86-64 CPU computes for 16 bytes at once. */
-static uint32_t largest_bits(const uint8_t *data, int64_t bytes, struct coding c)
+static uint32_t largest_of(const uint8_t *data, int64_t n, struct coding c)
 {
-    const int64_t n = c.size ? bytes / c.size : 0;
     if (c.size == 1) {
         const uint8_t mask = (uint8_t)c.magnitude;
         uint8_t max = 0;
@@ -64,6 +64,33 @@ static uint32_t largest_bits(const uint8_t *data, int64_t bytes, struct coding c
         max = MT_MAX(max, bits);
     }
     return (uint32_t)max;
+}
+
+/* Parts of the data, of PART values, in which threads find the largest magnitude. */
+enum { PART = 1 << 18 };
+struct parts {
+    const uint8_t *data;
+    int64_t n;
+    struct coding c;
+    uint32_t *largest;
+};
+
+static void largest_of_part(void *arg, int64_t i)
+{
+    const struct parts *p = arg;
+    p->largest[i] = largest_of(p->data + i * PART * p->c.size, MT_MIN(p->n - i * PART, PART), p->c);
+}
+
+/* The largest magnitude of `bytes` bytes. */
+static uint32_t largest_bits(const uint8_t *data, int64_t bytes, struct coding c)
+{
+    const int64_t n = c.size ? bytes / c.size : 0, n_part = (n + PART - 1) / PART;
+    struct parts p = {data, n, c, mem_array(n_part + 1, sizeof(uint32_t))};
+    uint32_t max = 0;
+    threads_run(n_part, 0, largest_of_part, &p);
+    for (int64_t i = 0; i < n_part; i++) max = MT_MAX(max, p.largest[i]);
+    mem_free(p.largest);
+    return max;
 }
 
 /* A value by its bits. */

@@ -2,6 +2,7 @@
  * together. */
 #include <string.h>
 
+#include "kernels/threads.h"
 #include "model/layers/dora.h"
 #include "model/lora_init.h"
 #include "train/adapter/adapter_dir.h"
@@ -132,6 +133,19 @@ static uint64_t hash_value(int64_t at, float value)
     return bits ? rng_u64((uint64_t)at, bits) : 0;
 }
 
+struct hashes {
+    const struct adapters *whole;
+    const float *values;
+    uint64_t *of; /* [n_params] */
+};
+
+static void hash_param(void *arg, int64_t i)
+{
+    const struct hashes *h = arg;
+    const struct lora_param *p = &h->whole->params[i];
+    for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) h->of[i] += hash_value(k, h->values[k]);
+}
+
 /* Sums the hashes of all values that are not zero: an expert-parallel rank has zeros in place of other ranks' experts.
  * Only the first rank adds parameters that all ranks have. */
 uint64_t run_hash_adapters(struct run *r, const struct adapters *ad)
@@ -141,16 +155,18 @@ uint64_t run_hash_adapters(struct run *r, const struct adapters *ad)
     const struct adapters *whole = adapters_logical(ad);
     float *values = mem_array(whole->n_flat, sizeof(*values));
     uint64_t *sums = mem_array(ep->world, sizeof(*sums)), sum = 0, hash = 0;
+    struct hashes all = {whole, values, mem_array(whole->n_params + 1, sizeof(uint64_t))};
     adapters_get(ad, dev, ad->opt.param, DT_F32, values);
+    threads_run(whole->n_params, dev->n_threads, hash_param, &all);
     for (int64_t i = 0; i < whole->n_params; i++) {
-        const struct lora_param *p = &whole->params[i], *here = adapters_match(ad, p);
-        if (ep->rank > 0 && here->n_exp == p->n_exp) continue;
-        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) sum += hash_value(k, values[k]);
+        const struct lora_param *p = &whole->params[i];
+        if (ep->rank == 0 || adapters_match(ad, p)->n_exp != p->n_exp) sum += all.of[i];
     }
     for (int t = 0; t < LORA_TARGETS && !ep->rank; t++) sum += hash_value(-1 - t, ad->scale[t]);
     comm_host_gather(ep, sums, &sum, (int64_t)sizeof(sum));
     for (int i = 0; i < ep->world; i++) hash += sums[i];
     mem_free(values);
+    mem_free(all.of);
     mem_free(sums);
     return hash;
 }
