@@ -28,6 +28,7 @@
 
 #include "data/json/json.h"
 #include "data/safetensors.h"
+#include "kernels/threads.h"
 #include "model/stored/published.h"
 #include "model/qat.h"
 #include "train/adapter/amax_file.h"
@@ -146,13 +147,36 @@ static int write_card(const char *dir, const char *card, struct err *err)
     return file_write_in(dir, "README.md", card, (int64_t)strlen(card), err);
 }
 
+struct reordered {
+    const struct place *at;
+    const struct lora_param *p;
+    float *to; /* in the file's order */
+    const float *from;
+};
+enum { REORDER_ROWS = 64 /* of the tensor, in a job of a thread */ };
+
+static int64_t file_rows(const struct place *at) { return at->is_b ? at->n : at->n_exp * at->r; }
+
+static void reorder_rows(void *arg, int64_t i)
+{
+    const struct reordered *o = arg;
+    const struct place *at = o->at;
+    const int64_t end = MT_MIN((i + 1) * REORDER_ROWS, file_rows(at));
+    for (int64_t row = i * REORDER_ROWS; row < end; row++) {
+        for (int64_t k = 0; at->is_b && k < at->r; k++)
+            for (int64_t e = 0; e < at->n_exp; e++)
+                o->to[file_index(at, e, k, row)] = o->from[param_index(o->p, at, e, k, row)];
+        for (int64_t j = 0, e = row / at->r, k = row % at->r; !at->is_b && j < at->n; j++)
+            o->to[file_index(at, e, k, j)] = o->from[param_index(o->p, at, e, k, j)];
+    }
+}
+
 /* Converts one parameter, which begins at values, to the file's order; scratch has its size. */
 static void to_file_order(const struct place *at, const struct lora_param *p, float *values, float *scratch)
 {
+    struct reordered o = {at, p, values, scratch};
     memcpy(scratch, values, (size_t)lora_param_count(p) * sizeof(*values));
-    for (int64_t e = 0; e < at->n_exp; e++)
-        for (int64_t k = 0; k < at->r; k++)
-            for (int64_t j = 0; j < at->n; j++) values[file_index(at, e, k, j)] = scratch[param_index(p, at, e, k, j)];
+    threads_run((file_rows(at) + REORDER_ROWS - 1) / REORDER_ROWS, 0, reorder_rows, &o);
 }
 
 /* flat [ad->n_flat]: the parameters of the whole table ad; own: of this rank. PEFT and vLLM read no metadata. */

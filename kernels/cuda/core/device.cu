@@ -108,7 +108,7 @@ static char *staging_room(int64_t bytes)
  * host), and touches the pages of new host memory for the first time as slowly. */
 static void copy_in_parallel(char *dst, const char *src, int64_t bytes)
 {
-    const int64_t part = 1 << 20, n = (bytes + part - 1) / part;
+    const int64_t part = 256 << 10, n = (bytes + part - 1) / part;
 #pragma omp parallel for schedule(static) if (n > 1)
     for (int64_t i = 0; i < n; i++) memcpy(dst + i * part, src + i * part, (size_t)MT_MIN(part, bytes - i * part));
 }
