@@ -98,7 +98,7 @@ check_includes() {
         if (target ~ header && FILENAME !~ pattern) bad("<" target "> has one home: " pattern)
     }
     BEGIN {
-        base = "kernels/(base|hash|memory|tensor)\\.h"
+        base = "kernels/(base|hash|memory|tensor|threads)\\.h"
         ops = "kernels/[^/]*|kernels/(ops|format)/.*"
         top = ops "|kernels/comm/comm\\.h"
         may["kernels"] = top
