@@ -47,6 +47,8 @@ MUTATIONS = [
     ("train/tools/init.c", "if (note(text, c, &s->run.arch))", "if (false)", "suit:names*"),
     ("model/weights_experts.c", "*turned = t->shape[1] != n_out || t->shape[2] != n_in;", "", "export_stacks"),
     ("model/weights_experts.c", "if (n_out != n_in) return 0;", "return 0;", "export_stacks"),
+    ("train/export/verify.c", "to->latent_down = from->latent_down, to->latent_up = from->latent_up;", "",
+     "quant_bases:exports_are_bases"),
     ("train/export/verify.c", "if (s->x->accept.rounding && is_rounded(s->x)) {", "if (false) {",
      "export_stacks:rounding*"),
     ("train/export/verify.c", "if (s->x->accept.rounding && is_rounded(s->x)) {", "if (is_rounded(s->x)) {",

@@ -42,8 +42,8 @@ static double eval_loss(const char *const *command, const char *sets)
     return number_after(said.out, "\"loss\":");
 }
 
-/* A configuration of two steps on a small model of one layer with experts in this format. */
-static const char *two_steps_of(const char *arch, const char *format)
+/* A configuration of two steps on the first layers of a small model, with experts in this format. */
+static const char *two_steps_of(const char *arch, const char *layers, const char *format)
 {
     static char ini[4][MT_PATH];
     static int next;
@@ -52,7 +52,7 @@ static const char *two_steps_of(const char *arch, const char *format)
     struct err err;
     snprintf(model, sizeof(model), "%s/model", dir);
     snprintf(path, MT_PATH, "%s/run.ini", dir);
-    if (RUN("synth", arch, model, "--layers", "1", "--quant", format)) fail_msg("%s", said.err);
+    if (RUN("synth", arch, model, "--layers", layers, "--quant", format)) fail_msg("%s", said.err);
     const int n = snprintf(text, sizeof(text),
                            "[model]\npath = %s\n[data]\ntrain = %s\neval = %s\nformat = text\nseq_len = 24\n"
                            "[lora]\nr = 2\ntargets = all-linear\n[optim]\nlr = 0.02\nschedule = "
@@ -63,7 +63,7 @@ static const char *two_steps_of(const char *arch, const char *format)
     return path;
 }
 
-static const char *two_steps(const char *format) { return two_steps_of("qwen3-tiny", format); }
+static const char *two_steps(const char *format) { return two_steps_of("qwen3-tiny", "1", format); }
 
 static const char *exported(const char *ini, const char *to, const char *sets)
 {
@@ -81,19 +81,20 @@ static void exports_are_bases(void **state)
 {
     (void)state;
     static const struct {
-        const char *arch, *source, *quantise, *format, *targets, *held;
+        const char *arch, *layers, *source, *quantise, *format, *targets, *held;
     } rows[] = {
-        {"qwen3-tiny", "nvfp4", "none", "nvfp4", "experts", "experts: nvfp4"},
-        {"qwen3-tiny", "fp8", "none", "fp8", "all", "experts: fp8"},
-        {"qwen3-tiny", "bf16", "nvfp4", "fp8", "experts", "experts: fp8"},
-        {"qwen3-tiny", "fp8", "none", "nvfp4", "experts", "experts: nvfp4"},
-        {"gemma-tiny", "bf16", "none", "nvfp4", "experts", "experts: nvfp4"},
-        {"qwen3.5-tiny", "bf16", "none", "fp8", "all", "experts: fp8"},    /* in_proj_a, in_proj_b */
-        {"qwen3-next-tiny", "bf16", "none", "fp8", "all", "experts: fp8"}, /* in_proj_ba */
+        {"qwen3-tiny", "1", "nvfp4", "none", "nvfp4", "experts", "experts: nvfp4"},
+        {"qwen3-tiny", "1", "fp8", "none", "fp8", "all", "experts: fp8"},
+        {"qwen3-tiny", "1", "bf16", "nvfp4", "fp8", "experts", "experts: fp8"},
+        {"qwen3-tiny", "1", "fp8", "none", "nvfp4", "experts", "experts: nvfp4"},
+        {"gemma-tiny", "1", "bf16", "none", "nvfp4", "experts", "experts: nvfp4"},
+        {"qwen3.5-tiny", "1", "bf16", "none", "fp8", "all", "experts: fp8"},        /* in_proj_a, in_proj_b */
+        {"qwen3-next-tiny", "1", "bf16", "none", "fp8", "all", "experts: fp8"},     /* in_proj_ba */
+        {"nemotron-super-tiny", "2", "bf16", "none", "fp8", "all", "experts: fp8"}, /* Mamba-2; experts in a latent */
     };
     for (int i = 0; i < MT_LEN(rows); i++) {
         char sets[256], base[2 * MT_PATH], next[3 * MT_PATH], to[32];
-        const char *ini = two_steps_of(rows[i].arch, rows[i].source);
+        const char *ini = two_steps_of(rows[i].arch, rows[i].layers, rows[i].source);
         snprintf(sets, sizeof(sets), "model.quantize=%s quant.weights=%s quant.targets=%s%s", rows[i].quantise,
                  rows[i].format, rows[i].targets, strcmp(rows[i].targets, "all") ? " lora.targets=experts" : "");
         if (run(COMMAND(ini), sets)) fail_msg("row %d: %s", i, said.err);

@@ -155,6 +155,7 @@ static void copy_ffn(struct layer_weights *to, const struct layer_weights *from)
     to->shared_up = from->shared_up, to->shared_down = from->shared_down;
     to->shared_gate = from->shared_gate;
     to->parallel = from->parallel;
+    to->latent_down = from->latent_down, to->latent_up = from->latent_up;
 }
 
 /* The weights of a side: those of the export for the active part (attention, experts or both), those of the source for
