@@ -83,7 +83,28 @@ static void a_model_with_a_vision_tower(void **state)
                                  : "model = AutoModelForCausalLM.from_pretrained(\"a/b\")\n");
         assert_int_equal(nested, strstr(card, "would have no effect") != NULL);
         mem_free(card);
+        card = export_card(NULL, EXPORT_MERGED_BF16, "a/b", &a, 9, false);
+        assert_says(card, nested ? "import AutoModelForImageTextToText, AutoTokenizer\n"
+                                 : "import AutoModelForCausalLM, AutoTokenizer\n");
+        assert_says(card, nested ? "model = AutoModelForImageTextToText.from_pretrained(path, "
+                                 : "model = AutoModelForCausalLM.from_pretrained(path, ");
+        mem_free(card);
     }
+}
+
+/* transformers 5.17 rotates all channels of MiniMax-M2's heads. */
+static void a_family_that_transformers_misreads(void **state)
+{
+    static const enum export_format formats[] = {EXPORT_PEFT, EXPORT_MERGED_BF16};
+    static const char *const families[] = {"qwen3_moe", "minimax_m2"};
+    (void)state;
+    for (int i = 0; i < MT_LEN(formats); i++)
+        for (int k = 0; k < MT_LEN(families); k++) {
+            const struct arch a = {.family = families[k]};
+            char *card = export_card(NULL, formats[i], "a/b", &a, 9, false);
+            assert_int_equal(k, strstr(card, "Outputs of transformers 5.17 are wrong") != NULL);
+            mem_free(card);
+        }
 }
 
 static void an_export_has_its_card(void **state)
@@ -146,6 +167,7 @@ int test_export_card(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_format_has_its_own_use),
         cmocka_unit_test(a_model_with_a_vision_tower),
+        cmocka_unit_test(a_family_that_transformers_misreads),
         cmocka_unit_test(an_export_has_its_card),
         cmocka_unit_test(the_card_of_an_adapter_says_what_the_losses_are_of),
         cmocka_unit_test(the_card_says_that_a_warning_is_wrong),

@@ -48,15 +48,17 @@ static void put_gguf_model(FILE *out)
             use);
 }
 
-static void put_merged(FILE *out, enum export_format format)
+static void put_merged(FILE *out, enum export_format format, const struct arch *a)
 {
+    const char *loader = model_card_loader(a);
     fprintf(out,
-            "%s\nThe adapter is merged into the weights%s: no base model and no PEFT are needed.\n\n```python\n"
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            "%s\nThe adapter is merged into the weights%s: no base model and no PEFT are needed.%s\n\n```python\n"
+            "from transformers import %s, AutoTokenizer\n\n"
             "path = \"path/to/this/directory\"\n"
-            "model = AutoModelForCausalLM.from_pretrained(path, dtype=\"auto\")\n"
+            "model = %s.from_pretrained(path, dtype=\"auto\")\n"
             "tokenizer = AutoTokenizer.from_pretrained(path)\n```\n\n`vllm serve path/to/this/directory` serves it.\n",
-            use, format == EXPORT_MERGED_MXFP4 ? ", whose experts are in MXFP4" : ", which are in bf16");
+            use, format == EXPORT_MERGED_MXFP4 ? ", whose experts are in MXFP4" : ", which are in bf16",
+            model_card_wrong(a), loader, loader);
 }
 
 static void put_packed(FILE *out, enum export_format format)
@@ -74,11 +76,11 @@ static void put_use(FILE *out, enum export_format format, const char *base_model
                     int64_t max_rank, bool warns)
 {
     switch (format) {
-    case EXPORT_PEFT: model_card_use(out, base_model, a->nested, warns); break;
+    case EXPORT_PEFT: model_card_use(out, base_model, a, warns); break;
     case EXPORT_VLLM: put_vllm(out, base_model, a, max_rank); break;
     case EXPORT_GGUF: put_gguf(out, base_model); break;
     case EXPORT_MERGED_BF16:
-    case EXPORT_MERGED_MXFP4: put_merged(out, format); break;
+    case EXPORT_MERGED_MXFP4: put_merged(out, format, a); break;
     case EXPORT_MERGED_NVFP4:
     case EXPORT_MERGED_FP8: put_packed(out, format); break;
     case EXPORT_GGUF_MODEL: put_gguf_model(out); break;

@@ -98,18 +98,29 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
     history_free(&h);
 }
 
-void model_card_use(FILE *out, const char *base_model, bool nested, bool warns)
+const char *model_card_loader(const struct arch *a)
 {
-    /* AutoModelForCausalLM loads only the text model of such a class, whose names lack language_model: PEFT then finds
-     * no tensor of the adapter, and only warns. */
-    const char *loader = nested ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
+    /* AutoModelForCausalLM does not know Qwen3-VL. Of other such classes it may load only the text model, whose names
+     * lack language_model: PEFT then finds no tensor of the adapter, and only warns. */
+    return a->nested ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
+}
+
+const char *model_card_wrong(const struct arch *a)
+{
+    if (!a->family || strcmp(a->family, "minimax_m2")) return "";
+    return " Outputs of transformers 5.17 are wrong: it does not read\n`rotary_dim` of config.json. 5.24 does.";
+}
+
+void model_card_use(FILE *out, const char *base_model, const struct arch *a, bool warns)
+{
+    const char *loader = model_card_loader(a);
     fprintf(out,
-            "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.%s\n\n```python\n"
+            "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.%s%s\n\n```python\n"
             "from peft import PeftModel\nfrom transformers import %s\n\nmodel = %s.from_pretrained(\"",
-            nested ? " With AutoModelForCausalLM the\nadapter would have no effect: it has the tensor names of the "
-                     "model with its vision tower."
-                   : "",
-            loader, loader);
+            a->nested ? " With AutoModelForCausalLM the\nadapter would have no effect: it has the tensor names of the "
+                        "model with its vision tower."
+                      : "",
+            model_card_wrong(a), loader, loader);
     model_card_quote(out, base_model, "\\\"");
     fprintf(out, "\")\n"
                  "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n");
@@ -132,7 +143,7 @@ char *model_card(const struct run *r, const struct train_state *s, int64_t total
     fprintf(out, "\n\n");
     put_facts(out, r, s, total_steps);
     put_losses(out, r, s);
-    model_card_use(out, r->model_name, r->arch.nested, peft_config_warns(&r->model.adapters));
+    model_card_use(out, r->model_name, &r->arch, peft_config_warns(&r->model.adapters));
     fprintf(out, "\n## Settings\n\n```ini\n");
     model_card_quote(out, settings, "");
     fprintf(out, "```\n");
