@@ -82,6 +82,11 @@ static int64_t count_to(const struct block *b, const int32_t *offs, int to)
     return sum;
 }
 
+static int64_t count_from(const struct block *b, const int32_t *offs, int from)
+{
+    return offs[from * (b->a->n_exp + 1) + b->a->n_exp];
+}
+
 static int64_t offs_size(const struct block *b) { return b->ep->world * (b->a->n_exp + 1); }
 
 /* Capacity of the receive buffer in rows. */
@@ -162,13 +167,19 @@ static void count_rows(const struct block *b, const struct layer_acts *s, int64_
     arena_release(&dev->work, mark);
 }
 
-/* Whether every chunk fits the receive buffer of every rank. */
+/* Whether every chunk fits the buffers of every rank. The rows that a rank sends exceed its buffer only if the
+ * micro-batch is larger than ep_options.n_tok, as KTO's mismatched rows may be. A dry run, whose counts are 0, checks
+ * its tokens only. */
 static bool fits(const struct block *b, const struct layer_acts *s)
 {
     const struct layout *d = s->moe.layout;
-    for (int64_t i = 0; i < d->n_chunk; i++)
+    const int64_t sends = b->recv_buf->local[0].shape[0];
+    for (int64_t i = 0; i < d->n_chunk; i++) {
+        const int32_t *offs = d->offs + i * offs_size(b);
+        if (chunk_of(b, s, i).n_sent > sends) return false;
         for (int p = 0; p < b->ep->world; p++)
-            if (count_to(b, d->offs + i * offs_size(b), p) > capacity(b)) return false;
+            if (count_to(b, offs, p) > capacity(b) || count_from(b, offs, p) > sends) return false;
+    }
     return true;
 }
 

@@ -263,6 +263,31 @@ static void a_cached_reference_is_the_live_one(void **state)
     }
 }
 
+/* Two ranks that divide the experts give the losses of one process: with three held-out micro-batches, of which one
+ * rank has one less, and with KTO's mismatched rows, which may be twice as long as a micro-batch. */
+static void ranks_divide_the_experts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *objective, *rows;
+    } all[] = {{"kind = dpo", "dpo"},
+               {"kind = dpo\nreference_cache = auto", "dpo"},
+               {"kind = simpo", "dpo"},
+               {"kind = kto", "kto"},
+               {"kind = kto\nreference_cache = auto", "kto"}};
+    static const char *const cut = "train.micro_batch=2 train.grad_accum=2";
+    for (int i = 0; i < MT_LEN(all); i++) {
+        const char *one = config_of(all[i].objective, "[train]\nseed = 3\n"),
+                   *two = config_of(all[i].objective, "[train]\nseed = 3\n[parallel]\ncpu_ranks = 2\nep = 2\n");
+        trained(all[i].rows, one, cut, "train.threads=1");
+        trained(all[i].rows, two, cut, "train.threads=1");
+        for (int k = 0; k < 2; k++) {
+            assert_close(metric(two, "step", k, "loss") / metric(one, "step", k, "loss"), 1, 1e-5);
+            assert_close(metric(two, "eval", k, "loss") / metric(one, "eval", k, "loss"), 1, 1e-5);
+        }
+    }
+}
+
 /* eval.best = accuracy chooses best/ by the share of held-out pairs that are right. */
 static void best_by_accuracy(void **state)
 {
@@ -358,6 +383,7 @@ static void settings_are_refused(void **state)
         const char *set, *why;
     } rows[] = {
         {"objective.kind=dop", "objective.kind = \"dop\": expected one of sft|dpo|ipo|simpo|orpo|kto"},
+        {"objective.beta=0", "objective.beta = 0 removes the preference from the loss of DPO"},
         {"objective.gamma=1", "objective.gamma = 1 has no effect with objective.kind = dpo"},
         {"objective.desirable_weight=2", "objective.desirable_weight = 2 has no effect"},
         {"objective.orpo_nll=completion", "objective.orpo_nll = completion has no effect"},
@@ -369,11 +395,13 @@ static void settings_are_refused(void **state)
         {"data.loss_on=all", "data.loss_on has no effect on DPO"},
         {"distill.teacher=base", "distill.teacher and DPO (objective.kind) exclude each other"},
     };
-    const char *config = config_of("kind = dpo", "");
+    const char *config = config_of("kind = dpo", ""), *orpo = config_of("kind = orpo\nbeta = 0", "");
     for (int i = 0; i < MT_LEN(rows); i++) {
         assert_int_equal(run_on("dpo", config, "train.steps=1", rows[i].set), 1);
         assert_says(said.err, rows[i].why);
     }
+    trained("dpo", orpo, "train.steps=1", "train.grad_accum=2"); /* leaves the cross-entropy */
+    assert_close(metric(orpo, "step", 0, "loss"), metric(orpo, "step", 0, "nll_loss"), 1e-12);
     const char *sft = process_config("");
     assert_int_equal(RUN(sft, "--set", "objective.beta=0.2"), 1);
     assert_says(said.err, "objective.beta = 0.2 has no effect with objective.kind = sft");
@@ -392,6 +420,7 @@ int test_preference(void)
         cmocka_unit_test(recurrences_share_long_prompts),
         cmocka_unit_test(a_run_continues),
         cmocka_unit_test(a_cached_reference_is_the_live_one),
+        cmocka_unit_test(ranks_divide_the_experts),
         cmocka_unit_test(best_by_accuracy),
         cmocka_unit_test(what_is_told),
         cmocka_unit_test(other_commands),

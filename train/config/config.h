@@ -131,8 +131,7 @@ struct config {
     struct {
         int kind, reference, orpo_nll, reference_cache; /* enum cfg_objective, cfg_reference, ... */
         int kl, scale_rewards, is_mode, old;            /* enum cfg_policy_kl, cfg_scale, cfg_is, cfg_old */
-        double beta, label_smoothing, desirable_weight, undesirable_weight, gamma,
-            sft_weight; /* beta of preferences 0: its default */
+        double beta, label_smoothing, desirable_weight, undesirable_weight, gamma, sft_weight; /* beta < 0: auto */
         double temperature, epsilon, epsilon_high, delta, is_cap, is_floor, top_entropy_quantile, entropy_coef;
         int64_t num_generations, num_iterations, steps_per_generation, max_completion_length;
         bool mask_truncated;

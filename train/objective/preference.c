@@ -18,6 +18,12 @@ static int check(const struct config *c, struct err *err)
     if (c->objective.reference == CFG_REFERENCE_INITIAL && !c->lora.init_from[0])
         return err_set(err, "objective.reference = initial needs lora.init_from: a new adapter is the base model; set "
                             "lora.init_from, or objective.reference = base");
+    if (c->objective.beta == 0 && preference_row_of(c)->kind != PREFERENCE_ORPO)
+        return err_set(
+            err,
+            "objective.beta = 0 removes the preference from the loss of %s (objective.kind): set it above 0, "
+            "or to auto",
+            name);
     if (2 * c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err,
                        "train.micro_batch = %lld pairs of data.seq_len = %lld tokens each side are more than %d "
@@ -32,7 +38,7 @@ static void options(struct model_options *opt, const struct config *c, const str
     const struct preference_row *row = preference_row_of(c);
     const double beta = c->objective.beta;
     opt->preference = (struct preference){.kind = row->kind,
-                                          .beta = beta > 0 ? beta : row->beta,
+                                          .beta = beta >= 0 ? beta : row->beta,
                                           .gamma = c->objective.gamma,
                                           .label_smoothing = c->objective.label_smoothing,
                                           .desirable = c->objective.desirable_weight,

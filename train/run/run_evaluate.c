@@ -39,11 +39,13 @@ void run_micro_batch(struct run *r, const struct batch *b, const struct model_pa
     if (pass->backward) model_bwd(&r->model);
 }
 
-/* Runs a pass without tokens, because other ranks of the group still have a micro-batch, whose rows may need this
- * rank's experts. */
+/* Runs a pass of an evaluation without tokens, because other ranks of the group still have a micro-batch, whose rows
+ * may need this rank's experts. Like them it runs the reference only if its log-probabilities are not cached. */
 static void run_empty(struct run *r, const struct model_pass *pass)
 {
-    const struct batch b = micro_batch_none();
+    static double none[1];
+    struct batch b = micro_batch_none();
+    if (r->eval.reference) b.reference = none;
     run_micro_batch(r, &b, pass);
     model_end(&r->model);
 }
