@@ -131,6 +131,7 @@ static int update(struct training *t, const struct batch *b, const struct step_c
     if (m->skipped) step_checks_find_bad(t, b, t->run.cfg->train.grad_accum, counts, bad);
     if (check_first(t, m, err) || (!m->skipped && check_importance(t, &sum, err))) return -1;
     if (m->skipped || !m->labels) return 0;
+    if (training_is_first(t)) step_checks_importance(t, &sum);
     adapters_update(&model->adapters, &t->run.dev, m->lr, m->grad_norm);
     return 0;
 }
@@ -180,6 +181,7 @@ static int step(struct training *t, struct err *err)
     t->run.model.adapters.step = ++s->step;
     s->pos = pos;
     s->tokens += m.tokens;
+    if (is_online(t)) s->rollout_tokens = (int64_t)t->generation.stats.n_token;
     if (m.skipped)
         s->n_nonfinite++;
     else

@@ -119,6 +119,15 @@ static void log_and_iterations(void **state)
                  "objective.temperature=0.7", "--set", "output.save_every=1")))
         fail_msg("%s", said.err);
     assert_same_output(run, part, ADAPTER);
+    for (int step = 1; step <= 4; step++)
+        assert_true(number_of(run, "step", step, "num_tokens") == number_of(part, "step", step, "num_tokens"));
+    const double tokens[] = {number_of(run, "step", 1, "tokens"), number_of(run, "step", 2, "tokens")};
+    assert_true(number_of(run, "step", 4, "num_tokens") == tokens[0] + tokens[1]);
+    /* every batch counts once, however often it is trained on */
+    if (RUN(SETS(part, "--set", "objective.steps_per_generation=2", "--set", "objective.num_iterations=2", "--set",
+                 "objective.temperature=0.7", "--set", "output.save_every=1", "--set", "train.steps=5")))
+        fail_msg("%s", said.err);
+    assert_true(number_of(part, "step", 5, "num_tokens") < 2.5 * (tokens[0] + tokens[1]));
 }
 
 /* A step of offline training on the recorded rows of a batch gives the adapter of the online step. */

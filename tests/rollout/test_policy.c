@@ -169,9 +169,27 @@ static void rows_of_generate(void **state)
     snprintf(sets, sizeof(sets), "train.micro_batch=4 train.grad_accum=2 train.steps=1 train.seed=0");
     if (run_on(rows, config, sets)) fail_msg("%s", said.err);
     assert_says(said.err, "8 rows, 8 with log-probabilities");
+    assert_says(said.err, "no row of data.train has a reward");
     assert_close(metric(config, 0, "sampling/sampling_logp_difference/max"), 0, 1e-4);
     assert_close(metric(config, 0, "sampling/importance_sampling_ratio/mean"), 1, 1e-3);
     assert_close(metric(config, 0, "loss"), 0, 1e-12);
+}
+
+/* A step whose rows all have the importance weight 0 is told. */
+static void rows_of_another_sampler(void **state)
+{
+    (void)state;
+    static const char rows[] = ROW("[8]", ", \"reward\": 1, \"group\": 1, \"logprobs\": [-40]")
+        ROW("[10]", ", \"reward\": 0, \"group\": 1, \"logprobs\": [%s]");
+    char text[512];
+    for (int i = 0; i < 2; i++) {
+        const char *config = config_of("kind = grpo", "");
+        snprintf(text, sizeof(text), rows, i ? "null" : "-50");
+        if (run_on(rows_file(text), config, "objective.num_generations=2 train.grad_accum=2 train.steps=1"))
+            fail_msg("%s", said.err);
+        assert_int_equal(strstr(said.err, "step 1: no completion has loss") == NULL, i);
+        assert_int_equal(metric(config, 0, "grad_norm") > 0, i);
+    }
 }
 
 /* Training with recorded experts of the sampler. If they are those that the trainer would choose, the first step is the
@@ -248,8 +266,12 @@ static void refusals(void **state)
 
 int test_policy(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_may_be_divided), cmocka_unit_test(a_run_continues),
-                                       cmocka_unit_test(rows_without_gradient), cmocka_unit_test(rows_of_generate),
-                                       cmocka_unit_test(rows_with_experts),     cmocka_unit_test(refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_may_be_divided),
+                                       cmocka_unit_test(a_run_continues),
+                                       cmocka_unit_test(rows_without_gradient),
+                                       cmocka_unit_test(rows_of_generate),
+                                       cmocka_unit_test(rows_of_another_sampler),
+                                       cmocka_unit_test(rows_with_experts),
+                                       cmocka_unit_test(refusals)};
     return cmocka_run_group_tests_name("policy", tests, NULL, NULL);
 }

@@ -56,6 +56,14 @@ static int check_rows(const struct run *r, struct err *err)
     return c->objective.old == CFG_OLD_ROWS ? check_old(r, err) : 0;
 }
 
+/* False: all rewards are null. */
+static bool has_reward(const struct rollouts *r)
+{
+    for (int64_t i = 0; i < r->n; i++)
+        if (!isnan(r->reward[i])) return true;
+    return false;
+}
+
 int run_open_rollouts(struct run *r, struct err *err)
 {
     const struct config *c = r->cfg;
@@ -79,5 +87,7 @@ int run_open_rollouts(struct run *r, struct err *err)
     if (!trains) run_cut_documents(&r->train, c->data.seq_len);
     log_info("rollouts: %lld rows, %lld with log-probabilities of the sampler", (long long)r->rollouts.n,
              (long long)r->rollouts.n_logprobs);
+    if (trains && !has_reward(&r->rollouts))
+        log_warn("no row of data.train has a reward, so all advantages are 0: score the rows first (moetrain rewards)");
     return 0;
 }

@@ -30,11 +30,15 @@ static const struct dataset *documents_of(const struct training *t)
     return config_is_online(t->run.cfg) ? &t->online.docs : &t->run.train;
 }
 
-/* The number of tokens in all generations up to this one: prompts, and tokens of completions that the model wrote. */
+/* The number of tokens in all generations up to this one: prompts, and tokens of completions that the model wrote. The
+ * rows of earlier batches of online RL are not in memory: the state has their number, after the first step of a batch
+ * also that of this batch. */
 static double tokens_so_far(const struct training *t, const struct place *p)
 {
     const struct rollouts *r = rows_of(t);
+    const bool online = config_is_online(t->run.cfg);
     double before = 0, all = 0;
+    if (online && p->step) return (double)t->state.rollout_tokens;
     for (int64_t i = 0; i < r->n; i++) {
         const struct rollout row = rollouts_row(r, i);
         double n = (double)row.n_prompt;
@@ -42,7 +46,7 @@ static double tokens_so_far(const struct training *t, const struct place *p)
         all += n;
         if (i < p->first + p->n) before += n;
     }
-    return config_is_online(t->run.cfg) ? (double)t->state.tokens + all : (double)t->state.pos.epoch * all + before;
+    return online ? (double)t->state.rollout_tokens + all : (double)t->state.pos.epoch * all + before;
 }
 
 int policy_run_open(struct training *t, struct err *err)

@@ -118,6 +118,18 @@ void step_checks_loss(struct training *t, bool skipped, double loss)
     warn_of_divergence(t);
 }
 
+void step_checks_importance(struct training *t, const struct model_sums *sum)
+{
+    if (t->warned.importance || !(sum->importance[IMPORTANCE_KNOWN] > 0) || sum->importance[IMPORTANCE_WEIGHT] > 0)
+        return;
+    t->warned.importance = true;
+    metrics_end_line(&t->metrics);
+    log_warn("step %lld: no completion has loss, because all importance weights are outside objective.is_floor = %g "
+             "to objective.is_cap = %g: the rows are of another model, adapter or temperature, or the bounds are too "
+             "narrow",
+             (long long)t->state.step + 1, t->run.cfg->objective.is_floor, t->run.cfg->objective.is_cap);
+}
+
 void step_checks_evaluation(const struct training *t)
 {
     const struct config *cfg = t->run.cfg;

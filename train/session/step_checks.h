@@ -13,6 +13,9 @@ void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, 
 void step_checks_device(struct training *t, int64_t used_bytes);
 /* Warns of the first skipped step, and of divergence. loss: the step's loss. Only the first rank calls it. */
 void step_checks_loss(struct training *t, bool skipped, double loss);
+/* Warns, once, if the importance weights of all completions of a step are 0. sum: of all ranks. Only the first rank
+ * calls it. */
+void step_checks_importance(struct training *t, const struct model_sums *sum);
 /* Call it after a skipped step. 0: the run continues. Error: too many steps were skipped, and the run must end. bad:
  * the tensor that step_checks_find_bad found. */
 int step_checks_skipped(const struct training *t, const char *bad, struct err *err) MT_CHECK;

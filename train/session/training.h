@@ -41,7 +41,7 @@ struct training {
     struct config settings;         /* run.cfg of a run without a step to make */
     struct lock lock;               /* of output.dir, held by rank 0 */
     struct {
-        bool memory, chunks, diverged;
+        bool memory, chunks, diverged, importance;
     } warned;      /* warnings that are printed once */
     bool complete; /* a checkpoint has the last step, and nothing is left to do */
     bool stopping; /* all ranks know that one of them got a signal to stop */

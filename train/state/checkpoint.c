@@ -166,12 +166,13 @@ static const struct field {
     size_t offset;
     enum field_kind kind;
 } fields[] = {
-    {NAMED(step), FIELD_I64},        {NAMED(pos.epoch), FIELD_I64},  {NAMED(pos.index), FIELD_I64},
-    {NAMED(n_nonfinite), FIELD_I64}, {NAMED(tokens), FIELD_I64},     {NAMED(total_steps), FIELD_I64},
-    {NAMED(smooth_loss), FIELD_F64}, {NAMED(first_loss), FIELD_F64}, {NAMED(best_loss), FIELD_F64},
-    {NAMED(best_step), FIELD_I64},   {NAMED(n_worse), FIELD_I64},    {NAMED(eval_step), FIELD_I64},
-    {NAMED(seed), FIELD_U64},        {NAMED(data_hash), FIELD_U64},  {NAMED(model_hash), FIELD_U64},
-    {NAMED(eval_hash), FIELD_U64},   {NAMED(eval_from), FIELD_I64},  {NAMED(best_tie), FIELD_F64},
+    {NAMED(step), FIELD_I64},           {NAMED(pos.epoch), FIELD_I64},  {NAMED(pos.index), FIELD_I64},
+    {NAMED(n_nonfinite), FIELD_I64},    {NAMED(tokens), FIELD_I64},     {NAMED(total_steps), FIELD_I64},
+    {NAMED(smooth_loss), FIELD_F64},    {NAMED(first_loss), FIELD_F64}, {NAMED(best_loss), FIELD_F64},
+    {NAMED(best_step), FIELD_I64},      {NAMED(n_worse), FIELD_I64},    {NAMED(eval_step), FIELD_I64},
+    {NAMED(seed), FIELD_U64},           {NAMED(data_hash), FIELD_U64},  {NAMED(model_hash), FIELD_U64},
+    {NAMED(eval_hash), FIELD_U64},      {NAMED(eval_from), FIELD_I64},  {NAMED(best_tie), FIELD_F64},
+    {NAMED(rollout_tokens), FIELD_I64},
 };
 _Static_assert(sizeof(struct train_state) == 8 * sizeof(fields) / sizeof(fields[0]),
                "a field of train_state is missing");
@@ -179,7 +180,7 @@ _Static_assert(sizeof(struct train_state) == 8 * sizeof(fields) / sizeof(fields[
 /* Older checkpoints lack these fields. */
 static bool is_later(const char *name)
 {
-    static const char *const later[] = {"eval_from", "model_hash", "best_tie"};
+    static const char *const later[] = {"eval_from", "model_hash", "best_tie", "rollout_tokens"};
     return str_in(name, later, MT_LEN(later));
 }
 

@@ -12,10 +12,11 @@
  * so there is no generator state.
  */
 struct train_state {
-    int64_t step;          /* optimizer steps done, skipped ones included */
-    struct loader_pos pos; /* next micro-batch */
-    int64_t n_nonfinite;   /* skipped steps */
-    int64_t tokens;        /* tokens trained on so far */
+    int64_t step;           /* optimizer steps done, skipped ones included */
+    struct loader_pos pos;  /* next micro-batch */
+    int64_t n_nonfinite;    /* skipped steps */
+    int64_t tokens;         /* tokens trained on so far */
+    int64_t rollout_tokens; /* online RL: tokens of prompts and completions in all batches up to that of `step` */
     int64_t
         total_steps; /* total steps of the run when the checkpoint was written, which is the length of the schedule */
     double smooth_loss; /* as in the step line */

@@ -339,10 +339,14 @@ static int check_state(const struct resume *r, const struct resume_run *run, str
                        " steps: raise %s, or start anew with another output.dir or train.resume = never",
                        r->path, s->step, run->schedule.total_steps, more_steps(cfg));
     const int64_t n_batch = s->step * cfg->train.grad_accum;
+    const int64_t n_online =
+        config_is_online(cfg) ? n_batch + cfg->objective.steps_per_generation * cfg->train.grad_accum : 0;
+    const int64_t n_tok = cfg->train.micro_batch * cfg->data.seq_len; /* of a micro-batch, at most */
     const struct bound bounds[] = {
         {"n_nonfinite", s->n_nonfinite, 0, s->step},
         {"updates", r->n_update, 0, s->step - MT_MIN(MT_MAX(s->n_nonfinite, 0), s->step)},
-        {"tokens", s->tokens, 0, mul_limited(n_batch, cfg->train.micro_batch * cfg->data.seq_len)},
+        {"tokens", s->tokens, 0, mul_limited(n_batch, n_tok)},
+        {"rollout_tokens", s->rollout_tokens, 0, mul_limited(n_online, n_tok)},
         {"total_steps", s->total_steps, MT_MAX(s->step, 1), most},
         {"eval_from", s->eval_from, isfinite(s->best_loss) ? 0 : -1, s->step},
         {"best_step", s->best_step, isfinite(s->best_loss) ? s->eval_from : 0, isfinite(s->best_loss) ? s->step : 0},
