@@ -9,6 +9,9 @@
 #include "data/source/row_source.h"
 #include "data/source/source_list.h"
 
+/* Rounding of a sampler may put the logarithm of a probability this far above 0. */
+#define LARGEST_LOGPROB 0.01
+
 /* The arrays of a row while it is read. */
 struct row_arrays {
     int32_t *prompt, *completion;
@@ -76,6 +79,8 @@ static int read_logprobs(struct row_arrays *a, struct json row, int64_t n, struc
     a->logprobs = mem_array(n, sizeof(*a->logprobs));
     for (int64_t i = 0; i < n; i++) {
         if (read_number(json_at(list, i), &value, err)) return -1;
+        if (value > LARGEST_LOGPROB)
+            return json_error(json_at(list, i), err, "%g is above 0: write the logarithms of probabilities", value);
         a->logprobs[i] = isnan(value) ? NAN : (float)fmin(fmax(value, (double)-FLT_MAX), (double)FLT_MAX);
     }
     return 0;

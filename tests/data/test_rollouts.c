@@ -73,6 +73,7 @@ static void refuses_rows(void **state)
         {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"logprobs\": [-1, -1]"), "has 2 entries"},
         {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"logprobs\": []"), "has 0 entries"},
         {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"logprobs\": [-Infinity]"), "finite number or null"},
+        {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"logprobs\": [0.5]"), "`logprobs[0]`: 0.5 is above 0"},
         {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"mask\": [1, 1]"), "has 2 entries"},
         {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"mask\": [2]"), "mask"},
         {ROW_OF("[1]", "[1]", ", \"reward\": 1, \"group\": 0, \"finish_reason\": 3"), "finish_reason"},

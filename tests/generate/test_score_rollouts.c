@@ -76,10 +76,11 @@ static void recorded(void **state)
     char text[1 << 16];
     int n = 0;
     for (int i = 0; i < 300; i++)
-        n += snprintf(text + n, sizeof(text) - (size_t)n,
-                      "{\"prompt_ids\": [1, 2], \"completion_ids\": [3, 4, 5], \"text\": \"so %d\", \"group\": %d, "
-                      "\"columns\": {\"gold\": 18}, \"finish_reason\": \"%s\"}\n",
-                      i % 2 ? 18 : 17, i / 10, i % 3 ? "stop" : "length");
+        n += snprintf(
+            text + n, sizeof(text) - (size_t)n,
+            "{\"prompt_ids\": [1, 2], \"completion_ids\": [3, 4, 5], \"text\": \"so\\u0000 %d\", \"group\": %d, "
+            "\"columns\": {\"gold\": 18}, \"finish_reason\": \"%s\"}\n",
+            i % 2 ? 18 : 17, i / 10, i % 3 ? "stop" : "length");
     write_text(rollouts, "rollouts.jsonl", text);
     const char *config =
         with_prompts("right = last_number reference=gold\nnone = exact\nform = format\nform.weight = 0");
@@ -91,6 +92,11 @@ static void recorded(void **state)
     assert_says(said.out, "form                            0     0.6667"); /* those that ended */
     assert_says(said.out, "sum of weight * reward                0.5000     0.5008");
     assert_says(said.out, "\n300 rows\n");
+    write_text(rollouts, "rollouts.jsonl", "{\"prompt_ids\": [1, 2], \"completion_ids\": [3], \"text\": 5}\n");
+    assert_int_equal(RUN("rewards", config, rollouts), 1);
+    const char *at = strstr(said.err, "rollouts.jsonl:1: ");
+    assert_true(at && !strstr(at + 1, "rollouts.jsonl:1: ")); /* the place is there once */
+    assert_says(at, "key `text`: must be a string");
 }
 
 static void commands(void **state)

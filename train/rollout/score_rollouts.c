@@ -76,12 +76,14 @@ static const struct prompt_row *prompt_of(const struct score *s, const struct to
 static int text_of(struct answer_text *text, const struct score *s, struct json row, const struct prompt *p,
                    const struct token_list *ids, struct err *err)
 {
-    const char *given = NULL;
+    const struct json own = json_find(row, "text");
+    const char *given;
+    int64_t size;
     *text = (struct answer_text){.tok = s->run.tok};
     answer_text_begin(text);
-    if (json_opt_str(row, "text", &given, err)) return -1;
-    if (given) {
-        text_put(&text->text, given);
+    if (json_given(own)) {
+        if (json_str(own, &given, &size, err)) return -1;
+        text_put_bytes(&text->text, given, size);
         return 0;
     }
     const int64_t last = ids->count - 1;
@@ -131,7 +133,7 @@ static int submit(struct score *s, struct json row, struct err *err)
                        .n_ids = ids.count},
             .finish_reason = finish};
         s->n_unknown += !from;
-        rc = rewards_submit(s->rewards, &item, err);
+        if ((rc = rewards_submit(s->rewards, &item, err))) err_prefix(err, "%s", json_name(row));
     }
     prompt_free(&prompt);
     token_list_free(&before);
@@ -187,7 +189,7 @@ static int add_row(struct score *s, const char *line, int64_t size, const char *
     int rc = json_opt_i64(row, "group", 0, INT64_MAX, &group, err);
     const bool full = s->n >= BATCH && (group < 0 || group != s->last_group || s->n == 2 * BATCH);
     if (!rc && full) rc = end_batch(s, err);
-    if (!rc) rc = submit(s, row, err) ? err_prefix(err, "%s", where) : 0;
+    if (!rc) rc = submit(s, row, err);
     if (rc) return json_free(doc), -1;
     s->docs[s->n++] = doc;
     s->last_group = group;
