@@ -57,8 +57,9 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
  * up to 192, 7 % at 512 (gpt-oss-20b on an H200, tests/notebook/decode.md). With balanced experts it is 0 up to 256
  * rows, but routers are not balanced. */
 double choice_packed_share(double rows);
-/* Whether cuda_few_rows, which reads w once in its format, computes the forward product of n_row rows: in passes that
- * sample (dev->steady_rows), with few rows per expert, or few rows of one matrix. */
+/* Whether cuda_few_rows, which reads w once in its format, computes the forward product of n_row rows. It does so only
+ * in passes in which a model samples text (they set dev->steady_rows), and there only if an expert has few rows on
+ * average or, in a layer without experts, the matrix has. */
 enum { FEW_COLS = 16, FEW_DEPTH = 32 }; /* sizes of its tiles: output columns; depth */
 bool choice_few_rows(const struct device *dev, const struct proj *proj, int64_t n_row);
 /* Whether the device has kernels of FP8 products. Other devices round the rows in the same way and multiply in bf16 or

@@ -30,8 +30,9 @@ struct lora_param {
     struct row_order order;    /* of a B in the device layout; the logical layout has the order of the checkpoint */
 };
 
-/* A matrix of a layer, or a stack of one per expert, described for the adapters by its kind (model/layer.h). Its rows
- * are the rows of its targets in order (q, k, v); one struct lora adapts them all. */
+/* A matrix of a layer, or a stack of one per expert, to which adapters can be added. The layer's mixer or network lists
+ * its products (model/layer.h). The rows of the matrix are those of its targets in order (q, k, v); one struct lora
+ * adapts them all. */
 enum { MIXER_PRODUCTS = 4, LAYER_PRODUCTS = 10, PRODUCT_TARGETS = 3 };
 struct product {
     size_t proj;                /* offset of its struct proj in struct layer_weights */

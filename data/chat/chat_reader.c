@@ -2,8 +2,8 @@
  *
  * Marks show whether a template leaves out a part: the row is rendered again with a mark in each part, and a part is
  * written when its mark is in a sample. For answers, and for messages after the last answer, it is enough that the mark
- * is in the text that ends with this message. Only rows in doubt are rendered again: those in which a message has a
- * shape (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
+ * is in the conversation rendered up to this message. Only rows in doubt are rendered again: those in which a message
+ * has a shape (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
 #include "data/chat/chat_reader.h"
 
 #include <stdio.h>

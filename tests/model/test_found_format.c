@@ -14,8 +14,8 @@ static int export_to(const char *format, const char *option, const char *dir, co
                "data.seq_len=24", "--adapter", adapter, "--to", format, option, dir);
 }
 
-/* For this family, formats with the same number in `same` give the same files, as vllm gives PEFT's where experts are
- * fused. An error names the first of them. */
+/* Export formats of a family. Formats with the same number in `same` write the same files, such as vllm and peft where
+ * the checkpoint has the experts of a layer in one tensor. `export --verify` names the first format of the number. */
 struct row {
     const char *family;
     const char *format[5];

@@ -121,8 +121,8 @@ static inline void grouped_require(const struct grouped *g)
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
 /* cuda_grouped_wgmma with the packed experts of w instead of b, for all experts, without ids and slot:
- * grouped_packed_wgmma.cu. Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD.
- * grouped_is_packed(way) must be true. */
+ * grouped_packed_wgmma.cu. Epilogues: GROUPED_STORE; GROUPED_GLU with g->interleaved
+ * set and g->kn not set; GROUPED_GLU_BWD. grouped_is_packed(way) must be true. */
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w, enum grouped_way way);
 /* What cuda_grouped_packed calls for GROUPED_DECODE: grouped_decode_wgmma.cu. */
 void cuda_grouped_decode(const struct grouped *g, const struct weight *w);

@@ -259,8 +259,9 @@ static __device__ __forceinline__ void get_sums(float (&sum)[32], float *from)
         }
     }
 }
-/* A warpgroup finishes tile t after add_tiles has passed on the slot. sum: this block's part of dq. In the last turn
- * the slot has the sums of the other blocks: adds them and writes dq. In other turns leaves sum in the slot. */
+/* A warpgroup finishes tile t after the adder thread (add_tiles) has passed it the tile's slot of shared memory. sum:
+ * this block's part of dq. In the last turn the slot has the sums of the other blocks: adds them and writes dq. In
+ * other turns leaves sum in the slot. */
 static __device__ __forceinline__ void finish_tile(float (&sum)[32], const struct attn_wgmma_args &p,
                                                    const struct key_block &b, int t, char *slot)
 {
