@@ -372,6 +372,20 @@ int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struc
 
 /* ---- which form */
 
+/* Whether a `label` marks an answer as good or bad: a boolean, or a text, as in a cell of a CSV file. A number may be a
+ * class. */
+static bool is_mark(struct json label)
+{
+    static const char *const words[] = {"true", "false", "desirable", "undesirable"};
+    const char *text;
+    int64_t size;
+    if (json_type(label) == JSON_BOOL) return true;
+    if (!is_text(label) || json_str(label, &text, &size, NULL)) return false;
+    for (int64_t i = 0; i < MT_LEN(words); i++)
+        if (!strcasecmp(text, words[i])) return true;
+    return false;
+}
+
 const char *preference_row_key(struct json row, bool labels)
 {
     static const char *const keys[] = {"rejected", "rejected_response", "rejected_messages"};
@@ -381,7 +395,7 @@ const char *preference_row_key(struct json row, bool labels)
     }
     const struct json tag = json_find(row, "kto_tag");
     if (json_given(tag) && !(is_text(tag) && !json_truthy(tag))) return "kto_tag";
-    return labels && json_type(json_find(row, "label")) == JSON_BOOL ? "label" : NULL;
+    return labels && is_mark(json_find(row, "label")) ? "label" : NULL;
 }
 
 enum preference_form preference_row_form(struct json row)

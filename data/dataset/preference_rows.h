@@ -21,7 +21,7 @@ int preference_row_answer(struct text_buf *out, struct json row, bool worse, str
 int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struct err *err) MT_CHECK;
 
 /* The key that marks answers as bad in data for DPO and KTO, as TRL, LLaMA-Factory and ms-swift name it; NULL: none.
- * labels: a boolean `label` is such a key. */
+ * labels: a `label` that is true, false, or such a text, is such a key. */
 const char *preference_row_key(struct json row, bool labels);
 enum preference_form { PREFERENCE_FORM_NONE, PREFERENCE_FORM_PAIR, PREFERENCE_FORM_LABELLED };
 /* The form of a row, by its keys. */

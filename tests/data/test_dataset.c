@@ -286,6 +286,8 @@ static void bad_rows(void **state)
          "`rejected`, a key"},
         {"{\"prompt\": \"a\", \"completion\": \"b\", \"label\": false}",
          "`label`, a key of preference data: set objective.kind = kto, or keep the rows"},
+        {"{\"prompt\": \"a\", \"completion\": \"b\", \"label\": \"False\"}", "`label`, a key of preference data"},
+        {"{\"prompt\": \"a\", \"completion\": \"b\", \"label\": \"desirable\"}", "`label`, a key of preference data"},
         {"{\"instruction\": \"a\", \"output\": \"b\", \"kto_tag\": false}", "keep the rows in which it is true"},
         {"{\"messages\": [], \"label\": false}", "`label`, a key of preference data"},
         {"{\"messages\": [], \"rejected_response\": \"b\"}", "`rejected_response`, a key of preference data"},
