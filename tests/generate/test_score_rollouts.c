@@ -69,6 +69,19 @@ static void generated(void **state)
     assert_says(said.err, "exists");
 }
 
+/* The reward of an environment is that of the row; a row without it has none. */
+static void environments(void **state)
+{
+    (void)state;
+    write_text(rollouts, "environment.jsonl",
+               "{\"prompt_ids\": [5, 6], \"completion_ids\": [7], \"environment_reward\": 0.75}\n"
+               "{\"prompt_ids\": [5, 6], \"completion_ids\": [8], \"environment_reward\": null}\n"
+               "{\"prompt_ids\": [5, 6], \"completion_ids\": [8], \"environment_reward\": 0.25}\n");
+    const char *config = with_prompts("env = environment");
+    if (RUN("rewards", config, rollouts)) fail_msg("%s", said.err);
+    assert_says(said.out, "env                             1     0.5000");
+}
+
 /* Columns and text of the row itself. */
 static void recorded(void **state)
 {
@@ -149,10 +162,8 @@ static void refused(void **state)
 int test_score_rollouts(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(generated),
-        cmocka_unit_test(recorded),
-        cmocka_unit_test(commands),
-        cmocka_unit_test(refused),
+        cmocka_unit_test(generated), cmocka_unit_test(environments), cmocka_unit_test(recorded),
+        cmocka_unit_test(commands),  cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests_name("score_rollouts", tests, NULL, NULL);
 }

@@ -109,8 +109,10 @@ static int submit(struct score *s, struct json row, struct err *err)
     struct answer_text text = {.tok = NULL};
     struct text_buf columns = {0};
     const char *finish = "stop";
+    double of_environment = (double)NAN;
     int rc = ids_of(&before, s, row, "prompt_ids", err) || ids_of(&ids, s, row, "completion_ids", err) ||
              json_opt_str(row, "finish_reason", &finish, err) ||
+             json_opt_f64(row, "environment_reward", &of_environment, err) ||
              prompt_document(&prompt, &s->run, before.ids, before.count, err) ||
              text_of(&text, s, row, &prompt, &ids, err);
     const struct prompt_row *from = rc ? NULL : prompt_of(s, &before);
@@ -131,7 +133,8 @@ static int submit(struct score *s, struct json row, struct err *err)
                                  message_is_formed(&in, s->run.tok, text.text.text, text.text.size),
                        .ids = ids.ids,
                        .n_ids = ids.count},
-            .finish_reason = finish};
+            .finish_reason = finish,
+            .environment = &of_environment};
         s->n_unknown += !from;
         if ((rc = rewards_submit(s->rewards, &item, err))) err_prefix(err, "%s", json_name(row));
     }
