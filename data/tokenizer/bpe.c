@@ -313,6 +313,19 @@ static int64_t unprintable(uint8_t *out, const char *text, int64_t size)
     return n;
 }
 
+char *bpe_printable(const uint8_t *bytes, int64_t size)
+{
+    char *text = mem_alloc(2 * size + 1), *to = text;
+    for (int64_t i = 0; i < size; i++) {
+        int c = bytes[i];
+        if (!printable(c)) c = 256 + (c < 0x21 ? c : c == 0xad ? 67 : c - 0x7f + 33);
+        if (c >= 0x80) *to++ = (char)(0xc0 | c >> 6);
+        *to++ = (char)(c >= 0x80 ? 0x80 | (c & 0x3f) : c);
+    }
+    *to = 0;
+    return text;
+}
+
 /* The bytes of an item of the vocabulary; a byte-level item is mapped back from the printable alphabet. out has room
  * for `size`. Returns the number of bytes, or -1 when text has a character outside the alphabet. */
 static int64_t item_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t size)
@@ -583,6 +596,14 @@ static int add_rank(struct bpe *b, const char *line, int64_t size, struct err *e
     return 0;
 }
 
+bool bpe_split(const struct bpe *b, int32_t id, int64_t at, int32_t *left, int32_t *right)
+{
+    const struct bpe_token *t = &b->tokens[id];
+    *left = bpe_find(b, t->bytes, at);
+    *right = *left < 0 ? -1 : bpe_find(b, t->bytes + at, t->size - at);
+    return *right >= 0;
+}
+
 /* Makes the merges: every split of a token into two tokens is a merge with the rank of the token. */
 static int merges_of_ranks(struct bpe *b, struct err *err)
 {
@@ -592,9 +613,8 @@ static int merges_of_ranks(struct bpe *b, struct err *err)
         const struct bpe_token *t = &b->tokens[id];
         work += (int64_t)t->size * t->size;
         for (int64_t i = 1; i < t->size && work <= RANK_WORK; i++) {
-            const int32_t left = bpe_find(b, t->bytes, i);
-            const int32_t right = left < 0 ? -1 : bpe_find(b, t->bytes + i, t->size - i);
-            if (right < 0) continue;
+            int32_t left, right;
+            if (!bpe_split(b, (int32_t)id, i, &left, &right)) continue;
             list = mem_reserve(list, &cap, n + 1, sizeof(*list));
             list[n++] = (struct bpe_merge){(uint64_t)(uint32_t)left << 32 | (uint32_t)right, (uint32_t)id, (int32_t)id};
         }

@@ -53,6 +53,11 @@ int32_t bpe_text_id(const struct bpe *b, const char *text, int64_t size);
 /* Id of the token with exactly these bytes, or -1. */
 int32_t bpe_find(const struct bpe *b, const uint8_t *bytes, int64_t size);
 
+/* Whether bytes [0, at) and [at, size) of a token are tokens; their ids. With bpe_load_ranks they are a merge. */
+bool bpe_split(const struct bpe *b, int32_t id, int64_t at, int32_t *left, int32_t *right);
+/* Bytes in the printable alphabet of byte-level vocabularies; the caller frees the text. */
+char *bpe_printable(const uint8_t *bytes, int64_t size);
+
 /* Scratch of one thread for long pieces. Zeroed is valid. */
 struct bpe_work {
     int64_t cap;

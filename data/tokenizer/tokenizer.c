@@ -384,6 +384,23 @@ bool tokenizer_is_special(const struct tokenizer *tok, int32_t id)
     return a && a->special;
 }
 
+bool tokenizer_is_added(const struct tokenizer *tok, int32_t id) { return find_added(tok, id) != NULL; }
+
+bool tokenizer_has_ranks(const struct tokenizer *tok) { return tok->cuts; }
+
+char *tokenizer_item(const struct tokenizer *tok, int32_t id)
+{
+    int64_t size;
+    const char *bytes = tokenizer_bytes(tok, id, &size);
+    if (!bytes || find_added(tok, id)) return bytes ? mem_strndup(bytes, size) : NULL;
+    return bpe_printable((const uint8_t *)bytes, size);
+}
+
+bool tokenizer_split(const struct tokenizer *tok, int32_t id, int64_t at, int32_t *left, int32_t *right)
+{
+    return bpe_split(&tok->bpe, id, at, left, right);
+}
+
 bool tokenizer_marks_spaces(const struct tokenizer *tok) { return tok->bpe.chars; }
 
 const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size)

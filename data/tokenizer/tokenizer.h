@@ -34,5 +34,13 @@ const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *si
 bool tokenizer_marks_spaces(const struct tokenizer *tok); /* U+2581 stands for a space in these bytes */
 /* Whether the id is a special token: its text becomes this id only where special tokens are recognised. */
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id);
+bool tokenizer_is_added(const struct tokenizer *tok, int32_t id); /* no bytes of text merge to this token */
+
+/* A tiktoken.model as items of a tokenizer.json. Ids of its tokens are ranks: lower ones merge first. */
+bool tokenizer_has_ranks(const struct tokenizer *tok);
+/* The text of one id; bytes are in the printable alphabet. The caller frees it. NULL: the id has no token. */
+char *tokenizer_item(const struct tokenizer *tok, int32_t id);
+/* Whether a merge joins bytes [0, at) and [at, size) of a token that is not added; the ids of the two. */
+bool tokenizer_split(const struct tokenizer *tok, int32_t id, int64_t at, int32_t *left, int32_t *right);
 
 #endif

@@ -8,6 +8,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "data/json/text.h"
+#include "data/tokenizer/bpe.h"
 #include "data/tokenizer/tokenizer.h"
 
 #define N_BASE 558 /* ranks of the fixture */
@@ -100,6 +101,33 @@ static void long_texts(void **state)
     tokenizer_free(tok);
 }
 
+/* Every byte has a different character of the alphabet; a tokenizer.json with these items reads the same bytes. */
+static void printable(void **state)
+{
+    (void)state;
+    struct text_buf text = {0};
+    struct err err;
+    text_put(&text, "{\"model\": {\"type\": \"BPE\", \"merges\": [], \"vocab\": {");
+    for (int c = 0; c < 256; c++) {
+        char item[32];
+        const uint8_t byte = (uint8_t)c;
+        char *one = bpe_printable(&byte, 1);
+        snprintf(item, sizeof(item), "%s\"%s%s\": %d", c ? ", " : "", c == '"' || c == '\\' ? "\\" : "", one, c);
+        text_put(&text, item);
+        mem_free(one);
+    }
+    text_put(&text, "}}, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}}");
+    struct tokenizer *tok = tokenizer_parse(text.text, text.size, "bytes", &err);
+    if (!tok) fail_msg("%s", err.msg);
+    for (int c = 0; c < 256; c++) {
+        int64_t size;
+        const char *bytes = tokenizer_bytes(tok, c, &size);
+        assert_true(size == 1 && (uint8_t)bytes[0] == c);
+    }
+    text_free(&text);
+    tokenizer_free(tok);
+}
+
 static void write_in(const char *dir, const char *name, const char *text)
 {
     char path[512];
@@ -145,10 +173,8 @@ static void refused(void **state)
 int test_tiktoken(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(vectors),
-        cmocka_unit_test(names),
-        cmocka_unit_test(long_texts),
-        cmocka_unit_test(refused),
+        cmocka_unit_test(vectors),   cmocka_unit_test(names),   cmocka_unit_test(long_texts),
+        cmocka_unit_test(printable), cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests_name("tiktoken", tests, NULL, NULL);
 }

@@ -107,6 +107,26 @@ static void a_family_that_transformers_misreads(void **state)
         }
 }
 
+/* llama.cpp takes values of YaRN other than 32 and 1 from options only. */
+static void options_of_llama(void **state)
+{
+    (void)state;
+    static const char options[] = " --yarn-beta-fast 1.5 --yarn-beta-slow 1";
+    for (int usual = 0; usual < 2; usual++) {
+        const struct arch a = {
+            .family = "kimi_k2",
+            .names = &(struct tensor_names){.published = false},
+            .rope = {{.width = 8, .yarn = true, .factor = 4, .beta_fast = usual ? 32 : 1.5, .beta_slow = 1}}};
+        for (int f = 0; f < EXPORT_FORMATS; f++) {
+            char *card = export_card(NULL, (enum export_format)f, "a/b", &a, 9, false);
+            const char *at = strstr(card, options);
+            assert_int_equal(at != NULL, !usual && (f == EXPORT_GGUF || f == EXPORT_GGUF_MODEL));
+            if (at) assert_non_null(strstr(at + 1, "does not read these values of YaRN from the file."));
+            mem_free(card);
+        }
+    }
+}
+
 static void an_export_has_its_card(void **state)
 {
     (void)state;
@@ -168,6 +188,7 @@ int test_export_card(void)
         cmocka_unit_test(each_format_has_its_own_use),
         cmocka_unit_test(a_model_with_a_vision_tower),
         cmocka_unit_test(a_family_that_transformers_misreads),
+        cmocka_unit_test(options_of_llama),
         cmocka_unit_test(an_export_has_its_card),
         cmocka_unit_test(the_card_of_an_adapter_says_what_the_losses_are_of),
         cmocka_unit_test(the_card_says_that_a_warning_is_wrong),

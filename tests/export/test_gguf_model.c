@@ -12,7 +12,7 @@
 #include "tests/process.h"
 #include "train/gguf/ggml_blocks.h"
 #include "train/gguf/gguf_items.h"
-#include "train/gguf/gguf_tokenizer.h"
+#include "train/gguf/gguf_meta.h"
 
 /* ---- blocks */
 
@@ -497,6 +497,53 @@ static void changed_rope(void **state)
     gguf_close(&g);
 }
 
+/* ---- latent attention */
+
+static bool has_item(const struct arch *a, const char *name)
+{
+    struct gguf_items list;
+    bool found = false;
+    gguf_items_list(&list, a, GGML_F32);
+    for (int64_t i = 0; i < list.n; i++) found = found || !strcmp(list.items[i].name, name);
+    gguf_items_free(&list);
+    return found;
+}
+
+/* Without q_lora_rank, as in Moonlight, queries have one matrix; llama.cpp expects one in models with 27 layers. */
+static void latent(void **state)
+{
+    (void)state;
+    static const char *const with[][2] = {{"attention.q_lora_rank", "48"}}, *const without[][2] = {
+                                                                                {"attention.q_lora_rank", "0"}};
+    struct err err;
+    struct arch *a = test_malloc(sizeof(*a));
+    if (arch_load(a, case_path("glm4_lite", ""), &err) || gguf_items_check(a, &err)) fail_msg("%s", err.msg);
+    assert_values(a, with, 1);
+    assert_true(has_item(a, "blk.0.attn_q_a.weight") && has_item(a, "blk.0.attn_q_a_norm.weight"));
+    assert_false(has_item(a, "blk.0.attn_q.weight"));
+    a->mla.q_lora = 0;
+    if (gguf_items_check(a, &err)) fail_msg("%s", err.msg);
+    assert_values(a, without, 1);
+    assert_true(has_item(a, "blk.0.attn_q.weight") && has_item(a, "blk.0.attn_kv_a_mqa.weight"));
+    assert_false(has_item(a, "blk.0.attn_q_a.weight") || has_item(a, "blk.0.attn_q_a_norm.weight"));
+    const struct arch small = *a;
+    for (int64_t n = 25; n < 29; n++) {
+        a->n_layer = n;
+        for (int64_t l = 0; l < n; l++) { /* as layer 1 */
+            a->mixer[l] = small.mixer[1], a->ffn[l] = small.ffn[1];
+            a->dense[l] = false;
+        }
+        a->mla.q_lora = 0;
+        if (gguf_items_check(a, &err)) fail_msg("%s", err.msg);
+        a->mla.q_lora = 48;
+        if (n == 26 || n == 27)
+            refuse_arch(a, "q_lora_rank");
+        else if (gguf_items_check(a, &err))
+            fail_msg("%s", err.msg);
+    }
+    test_free(a);
+}
+
 /* ---- gated DeltaNet */
 
 enum { KEYS = 2, VALUES = 4, WIDTH = 32, TAPS = 4, CONV = (2 * KEYS + VALUES) * WIDTH }; /* of the tiny models */
@@ -645,53 +692,6 @@ static void deltanet_refused(void **state)
     test_free(a);
 }
 
-/* ---- tokenizers */
-
-static void tokenizers(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *family, *file, *name; /* NULL: refused */
-    } rows[] = {{"qwen3_moe", "glm4", "glm4"},     {"lfm2_moe", "glm4", "lfm2"},
-                {"qwen3_moe", "qwen35", "qwen35"}, {"qwen3_moe", "deepseek", "deepseek-v3"},
-                {"qwen3_moe", "splits", NULL},     {"qwen3_moe", "metaspace", NULL},
-                {"gemma4", "gemma", "gemma4"},     {"nemotron_h", "tekken", "tekken"}};
-    struct arch *a = test_malloc(sizeof(*a));
-    struct err err;
-    if (arch_load(a, case_path("qwen3", ""), &err)) fail_msg("%s", err.msg);
-    a->vocab = 1 << 18;
-    for (int i = 0; i < MT_LEN(rows); i++) {
-        char from[MT_PATH], name[64];
-        struct gguf_meta m;
-        const char *dir = scratch_dir();
-        snprintf(name, sizeof(name), "tokenizer/%s.json", rows[i].file);
-        snprintf(from, sizeof(from), "%s", fixture(name));
-        assert_int_equal(symlink(from, path_in(dir, "tokenizer.json")), 0);
-        static const char eos[] = "{\"eos_token_id\": 1}";
-        assert_int_equal(file_write_in(dir, "config.json", eos, (int64_t)strlen(eos), &err), 0);
-        a->family = rows[i].family;
-        const struct gguf_meta_model model = {a, "x", dir, "{{ messages }}", GGML_Q8_0};
-        gguf_meta_open(&m, &model);
-        const int rc = gguf_tokenizer_put(&m, &model, &err);
-        assert_int_equal(rc, rows[i].name ? 0 : -1);
-        if (rc) assert_says(err.msg, "llama.cpp has no name for this tokenizer that moetrain knows");
-        const bool gemma = !strcmp(rows[i].file, "gemma"); /* the name is that of the model; <0x41> is a byte */
-        int found = 0;
-        for (int64_t k = 0; k < m.n; k++) {
-            const struct gguf_value *v = &m.values[k];
-            found += !strcmp(v->key, gemma ? "tokenizer.ggml.model" : "tokenizer.ggml.pre") && rows[i].name &&
-                     !strcmp(v->text, rows[i].name);
-            if (gemma && !strcmp(v->key, "tokenizer.ggml.add_bos_token")) assert_true(v->u32);
-            if (gemma && !strcmp(v->key, "tokenizer.ggml.token_type"))
-                assert_true(((const int32_t *)v->array)[2] == 6 && ((const int32_t *)v->array)[258] == 1);
-        }
-        assert_int_equal(found, rows[i].name != NULL);
-        if (!rc) assert_string_equal(m.values[m.n - 1].key, "tokenizer.chat_template");
-        gguf_meta_close(&m);
-    }
-    test_free(a);
-}
-
 int test_gguf_model(void)
 {
     const struct CMUnitTest tests[] = {
@@ -708,9 +708,9 @@ int test_gguf_model(void)
         cmocka_unit_test(nemotron),
         cmocka_unit_test(gemma),
         cmocka_unit_test(changed_rope),
+        cmocka_unit_test(latent),
         cmocka_unit_test(deltanet),
         cmocka_unit_test(deltanet_refused),
-        cmocka_unit_test(tokenizers),
     };
     return cmocka_run_group_tests_name("gguf_model", tests, NULL, NULL);
 }

@@ -12,14 +12,16 @@ difference of their log-probabilities.
 EXPORT: the directory of the export. ROWS: `text` rows; the first half of each is the prompt. llama.cpp gets it as text,
 so tokenisation is compared too. The gguf package decodes the tensors and has llama.cpp's names for those of
 transformers; both are independent of moetrain. As in llama.cpp, transformers' model of gpt-oss gets rounded bounds of
-YaRN, and that of Nemotron-H steps without a minimum. Prints the largest difference of log-probabilities over the tokens
-written. Exit 1 when a token differs although the log-probabilities of the two best tokens differ by more than this.
-Needs torch, transformers >= 5, gguf, xllamacpp.
+YaRN, and that of Nemotron-H steps without a minimum. llama.cpp gets beta_fast and beta_slow of YaRN as options.
+Kimi-K2's class is that of DeepSeek-V3. Prints the largest difference of log-probabilities over the tokens written.
+Exit 1 when a token differs although the log-probabilities of the two best tokens differ by more than this.
+Needs torch, transformers >= 5, gguf, xllamacpp, tiktoken.
 """
 import argparse
 import json
 import math
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -32,6 +34,7 @@ import xllamacpp
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
+import make_tiktoken_vectors
 import peer
 from llama_peer import load_peer
 
@@ -195,7 +198,7 @@ def load(model, path):
 
 
 class Llama:
-    def __init__(self, path, adapter=None):
+    def __init__(self, path, config, adapter=None):
         params = xllamacpp.CommonParams()
         params.model.path = path
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel = 512, 512, 512, 1
@@ -203,21 +206,27 @@ class Llama:
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.warmup = False
+        rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+        if "beta_fast" in rope:  # as options, since llama.cpp does not read them from files of these families
+            params.yarn_beta_fast, params.yarn_beta_slow = rope["beta_fast"], rope.get("beta_slow", 1.0)
         if adapter:
             lora = xllamacpp.CommonAdapterLoraInfo()
             lora.path, lora.scale = adapter, 1.0
             params.lora_adapters = [lora]
         self.server = xllamacpp.Server(params)
 
-    def ask(self, prompt, n):
-        body = {"prompt": prompt, "n_predict": n, "temperature": 0, "n_probs": 1, "return_tokens": True}
-        request = urllib.request.Request(self.server.listening_address + "/completion", json.dumps(body).encode(),
+    def post(self, path, body):
+        request = urllib.request.Request(self.server.listening_address + path, json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as reply:
             return json.load(reply)
 
-    def n_tokens(self, text):
-        return self.ask(text, 1)["tokens_evaluated"]
+    def ask(self, prompt, n):
+        return self.post("/completion", {"prompt": prompt, "n_predict": n, "temperature": 0, "n_probs": 1,
+                                         "return_tokens": True})
+
+    def tokens(self, text):
+        return self.post("/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"]
 
     def write(self, ids, n):
         """Generates token by token, since llama.cpp gives no probability if the text ends within a character."""
@@ -232,13 +241,21 @@ class Llama:
         return written, torch.tensor(probabilities)
 
 
+def load_tokenizer(path):
+    """A tiktoken.model is read by tiktoken, with Kimi's pattern."""
+    if os.path.exists(os.path.join(path, "tokenizer.json")):
+        return peer.load_tokenizer(path)
+    ids = make_tiktoken_vectors.load(pathlib.Path(path))
+    return lambda text, **_: {"input_ids": ids(text)}
+
+
 def compare(model, tokenizer, engine, prompt, n):
     """Returns the largest difference of log-probabilities; the largest amount by which a token of llama.cpp is less
     likely than the peer's choice; and the number of such tokens."""
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    n_prompt = engine.n_tokens(prompt)
-    if n_prompt != len(ids):
-        sys.exit(f"{prompt[:60]!r}: {n_prompt} tokens, with transformers {len(ids)}")
+    found = engine.tokens(prompt)
+    if found != ids:
+        sys.exit(f"{prompt[:60]!r}: tokens {found}, with transformers {ids}")
     written, got = engine.write(ids, n)
     with torch.no_grad():
         rows = model(torch.tensor([ids + written[:-1]])).logits[0, len(ids) - 1:].float().log_softmax(-1)
@@ -321,12 +338,12 @@ def compare_exports(a):
         f.write(f"[data]\neval = {os.path.abspath(a.rows)}\nformat = text\nseq_len = 96\n"
                 f"[output]\ndir = {a.export}/run\n")
     base = without_effect(a.adapter, os.path.join(a.export, "nothing"))
-    tokenizer = peer.load_tokenizer(a.checkpoint)
+    tokenizer = load_tokenizer(a.checkpoint)
     prompts = [tokenizer(row["text"], add_special_tokens=False)["input_ids"][:24] for row in peer.read_rows(a.rows)[:8]]
     want = generated(a, ini, prompts)
-    f32 = ("--quantize", "f32")
-    engines = {"gguf-model": Llama(export(a, ini, a.adapter, "gguf-model", *f32) + "/model.gguf"),
-               "gguf over its base": Llama(export(a, ini, base, "gguf-model", *f32) + "/model.gguf",
+    f32, config = ("--quantize", "f32"), load_peer(a.checkpoint).config
+    engines = {"gguf-model": Llama(export(a, ini, a.adapter, "gguf-model", *f32) + "/model.gguf", config),
+               "gguf over its base": Llama(export(a, ini, base, "gguf-model", *f32) + "/model.gguf", config,
                                            export(a, ini, a.adapter, "gguf") + "/adapter.gguf")}
     answers = {what: [engine.write(ids, a.tokens) for ids in prompts] for what, engine in engines.items()}
     answers["vllm in PEFT"] = by_peft(a, export(a, ini, a.adapter, "vllm"), prompts)
@@ -358,8 +375,8 @@ def main():
     path = os.path.join(os.path.abspath(a.export), "model.gguf")
     model = load_peer(a.checkpoint)
     load(model, path)
-    tokenizer = peer.load_tokenizer(a.checkpoint)
-    engine = Llama(path)
+    tokenizer = load_tokenizer(a.checkpoint)
+    engine = Llama(path, model.config)
     most, worst, others, total = 0, 0, 0, 0
     for row in peer.read_rows(a.rows)[:8]:
         prompt = row["text"][:max(20, len(row["text"]) // 2)]

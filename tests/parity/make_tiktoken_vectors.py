@@ -51,12 +51,9 @@ def parts(text):
         yield from (chunk[a:b] for a, b in zip(cuts, cuts[1:] + [len(chunk)]))
 
 
-def main():
-    rng = random.Random(5)
-    tokens = vocabulary(rng)
+def encoder(tokens, named):
+    """The function that gives the ids of a text, for tokens by rank and the names of ids after them."""
     n = len(tokens)
-    named = {n: "[BOS]", n + 1: "[EOS]", n + 2: "<|im_end|>", n + 3: "<|im_user|>", n + 11: "<think>", n + 254: "[UNK]",
-             n + 255: "[PAD]"}
     special = {named.get(i, "<|reserved_token_%d|>" % i): i for i in range(n, n + 256)}
     encoding = tiktoken.Encoding("test", pat_str=PATTERN, mergeable_ranks={t: i for i, t in enumerate(tokens)},
                                  special_tokens=special)
@@ -68,6 +65,24 @@ def main():
             for part in parts(piece):
                 out += [special[piece]] if i % 2 else encoding.encode(part, allowed_special="all")
         return out
+    return ids
+
+
+def load(path):
+    """The encoder of a directory."""
+    lines = (path / "tiktoken.model").read_text().splitlines()
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    named = {int(i): token["content"] for i, token in config["added_tokens_decoder"].items()}
+    return encoder([base64.b64decode(line.split()[0]) for line in lines], named)
+
+
+def main():
+    rng = random.Random(5)
+    tokens = vocabulary(rng)
+    n = len(tokens)
+    named = {n: "[BOS]", n + 1: "[EOS]", n + 2: "<|im_end|>", n + 3: "<|im_user|>", n + 11: "<think>", n + 254: "[UNK]",
+             n + 255: "[PAD]"}
+    ids = encoder(tokens, named)
 
     def odd():
         return chr(rng.randrange(*rng.choice([(32, 0x250), (0x2000, 0xd7ff), (0x10000, 0x1ffff)])))

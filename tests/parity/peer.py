@@ -11,8 +11,8 @@ import sys
 
 import torch
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, GptOssConfig, GptOssForCausalLM,
-                          PreTrainedTokenizerFast)
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV3Config, GptOssConfig,
+                          GptOssForCausalLM, PreTrainedTokenizerFast)
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])  # e2m1, by code
 
@@ -48,8 +48,10 @@ def load_model(path, experts="eager"):
     with open(os.path.join(path, "config.json")) as f:
         settings = json.load(f)
     if settings["model_type"] != "gpt_oss":
+        kimi = settings["model_type"] == "kimi_k2"  # the class of DeepSeek-V3 under another name
+        config = DeepseekV3Config.from_dict(settings | {"model_type": "deepseek_v3"}) if kimi else None
         model, info = model_class(settings["model_type"]).from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager", experts_implementation=experts,
+            path, config=config, dtype=torch.float32, attn_implementation="eager", experts_implementation=experts,
             output_loading_info=True)
         wrong = {kind: keys for kind, keys in info.items() if keys}
         if wrong:

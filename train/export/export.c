@@ -16,6 +16,7 @@
 #include "train/export/export_targets.h"
 #include "train/export/found_format.h"
 #include "train/export/verify.h"
+#include "train/gguf/gguf_meta.h"
 #include "train/state/lock.h"
 #include "train/adapter/peft.h"
 #include "train/adapter/peft_config.h"
@@ -88,8 +89,17 @@ static int write_peft(struct export *x, struct err *err)
     return rc;
 }
 
+static void warn_options(const struct export *x)
+{
+    char options[GGUF_OPTIONS_TEXT];
+    gguf_meta_options(options, &x->run.arch);
+    if (options[0] && (x->format == EXPORT_GGUF || x->format == EXPORT_GGUF_MODEL))
+        log_warn("llama.cpp does not read beta_fast and beta_slow of YaRN from the file: run it with%s", options);
+}
+
 static int write_format(struct export *x, struct err *err)
 {
+    warn_options(x);
     switch (x->format) {
     case EXPORT_PEFT: return write_peft(x, err);
     case EXPORT_VLLM: return export_vllm(x, err);

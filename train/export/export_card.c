@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/gguf/gguf_meta.h"
 #include "train/run/model_card.h"
 
 static const char use[] = "\n## Use\n", title[] = "# LoRA adapter for ", library[] = "\nlibrary_name: peft\n";
@@ -31,21 +32,38 @@ static void put_vllm(FILE *out, const char *base_model, const struct arch *a, in
                  "MegaMoE\nbackends: there, serve what `moetrain export --to merged-mxfp4` writes.\n");
 }
 
-static void put_gguf(FILE *out, const char *base_model)
+static void put_options_note(FILE *out, const char *options)
 {
-    fprintf(out, "%s\nMODEL.gguf is the base model, converted by llama.cpp's convert_hf_to_gguf.py from\n`", use);
-    model_card_quote(out, base_model, "`");
-    fprintf(out, "`.\n\n```bash\nllama-server -m MODEL.gguf --lora path/to/this/directory/" EXPORT_GGUF_NAME "\n```\n");
+    if (options[0])
+        fprintf(out,
+                "\nllama.cpp does not read these values of YaRN from the file. Without the options%s\n"
+                "its attention differs from that of the trained model.\n",
+                options);
 }
 
-static void put_gguf_model(FILE *out)
+static void put_gguf(FILE *out, const char *base_model, const struct arch *a)
 {
+    char options[GGUF_OPTIONS_TEXT];
+    gguf_meta_options(options, a);
+    fprintf(out, "%s\nMODEL.gguf is the base model, converted by llama.cpp's convert_hf_to_gguf.py from\n`", use);
+    model_card_quote(out, base_model, "`");
+    fprintf(out,
+            "`.\n\n```bash\nllama-server -m MODEL.gguf --lora path/to/this/directory/" EXPORT_GGUF_NAME "%s\n```\n",
+            options);
+    put_options_note(out, options);
+}
+
+static void put_gguf_model(FILE *out, const struct arch *a)
+{
+    char options[GGUF_OPTIONS_TEXT];
+    gguf_meta_options(options, a);
     fprintf(out,
             "%s\nThe adapter is merged into the weights: no base model is needed.\n\n```bash\nllama-cli -m "
             "path/to/this/directory/" EXPORT_GGUF_MODEL_NAME
-            "\nollama create NAME -f path/to/this/directory/Modelfile\n"
+            "%s\nollama create NAME -f path/to/this/directory/Modelfile\n"
             "```\n",
-            use);
+            use, options);
+    put_options_note(out, options);
 }
 
 static void put_merged(FILE *out, enum export_format format, const struct arch *a)
@@ -78,12 +96,12 @@ static void put_use(FILE *out, enum export_format format, const char *base_model
     switch (format) {
     case EXPORT_PEFT: model_card_use(out, base_model, a, warns); break;
     case EXPORT_VLLM: put_vllm(out, base_model, a, max_rank); break;
-    case EXPORT_GGUF: put_gguf(out, base_model); break;
+    case EXPORT_GGUF: put_gguf(out, base_model, a); break;
     case EXPORT_MERGED_BF16:
     case EXPORT_MERGED_MXFP4: put_merged(out, format, a); break;
     case EXPORT_MERGED_NVFP4:
     case EXPORT_MERGED_FP8: put_packed(out, format); break;
-    case EXPORT_GGUF_MODEL: put_gguf_model(out); break;
+    case EXPORT_GGUF_MODEL: put_gguf_model(out, a); break;
     case EXPORT_FORMATS: MT_REQUIRE(false, "format %d", (int)format);
     }
 }

@@ -27,6 +27,7 @@ static const struct family families[] = {
     {"glm4_moe", "post_attention_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_NONE, false, true},
     {"glm4_moe_lite", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
     {"deepseek_v3", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
+    {"kimi_k2", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
     {"lfm2_moe", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, true},
     {"qwen3_next", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
     {"qwen3_5_moe", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
@@ -119,6 +120,16 @@ static int check_gemma(const struct arch *a, struct err *err)
     return a->attn_bias || a->out_bias ? differs("biases (attention_bias)", err) : 0;
 }
 
+/* Refuses models whose latent attention differs from that of llama.cpp. llama.cpp does not read q_lora_rank if a model
+ * has as many layers as DeepSeek-V2-Lite (27, as Moonlight), GigaChat3 (26) or Kanana-2 (48, with 128256 tokens): it
+ * then expects one matrix for queries. */
+static int check_latent(const struct arch *a, struct err *err)
+{
+    const bool one = a->n_layer == 26 || a->n_layer == 27 || (a->n_layer == 48 && a->vocab == 128256);
+    if (!(one && a->mla.q_lora) && a->mla.interleaved && !a->attn_bias && !a->out_bias) return 0;
+    return differs("latent attention (q_lora_rank, rope_interleave, attention_bias)", err);
+}
+
 int gguf_items_check(const struct arch *a, struct err *err)
 {
     const struct family *f = family_of(a);
@@ -126,10 +137,8 @@ int gguf_items_check(const struct arch *a, struct err *err)
         return err_set(
             err,
             "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite, "
-            "deepseek_v3, lfm2_moe, qwen3_next, qwen3_5_moe, nemotron_h and gemma4, not %s: export merged-bf16 and "
-            "convert it "
-            "with "
-            "llama.cpp's convert_hf_to_gguf.py",
+            "deepseek_v3, kimi_k2, lfm2_moe, qwen3_next, qwen3_5_moe, nemotron_h and gemma4, not %s: export "
+            "merged-bf16 and convert it with llama.cpp's convert_hf_to_gguf.py",
             a->family);
     if (is_lfm2(a) && check_lfm2(a, err)) return -1;
     if (a->delta.shape.n_key && check_delta(a, err)) return -1;
@@ -138,8 +147,7 @@ int gguf_items_check(const struct arch *a, struct err *err)
     const bool either = f->router == ROUTER_SIGMOID_CHOSEN && a->router.kind == ROUTER_SIGMOID; /* a key says which */
     if (a->router.kind != f->router && !either) return differs("weights of the chosen experts (norm_topk_prob)", err);
     if (a->qk_norm != f->qk_norm && a->qk_norm != f->other_norm) return differs("norms of queries and keys", err);
-    if (a->mla.kv_lora && (!a->mla.q_lora || !a->mla.interleaved || a->attn_bias || a->out_bias))
-        return differs("latent attention (q_lora_rank, rope_interleave, attention_bias)", err);
+    if (a->mla.kv_lora && check_latent(a, err)) return -1;
     for (int k = 0; k < ATTN_KINDS; k++)
         if (!has_usual_yarn(&a->rope[k])) return differs("factors of YaRN (mscale, attention_factor)", err);
     if (!is_gemma(a) && !has_windows(a, f)) return differs("sliding windows", err);
@@ -277,6 +285,7 @@ static const char *matrix_name(const struct arch *a, enum lora_target t)
     switch (t) {
     case LORA_UP: return gguf_names_fused(a) ? "ffn_gate_up_exps" : "ffn_up_exps"; /* fused, or without a gate */
     case LORA_DOWN: return "ffn_down_exps";
+    case LORA_Q: return "attn_q";
     case LORA_Q_A: return "attn_q_a";
     case LORA_Q_B: return "attn_q_b";
     case LORA_KV_A: return "attn_kv_a_mqa";
@@ -387,7 +396,7 @@ static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, 
         VECTOR(list, l, attention.k_norm, (whole ? h->n_kv : 1) * h->head_dim, "attn_k_norm", ".weight");
     }
     if (a->mla.kv_lora) {
-        VECTOR(list, l, mla.q_norm, a->mla.q_lora, "attn_q_a_norm", ".weight");
+        if (a->mla.q_lora) VECTOR(list, l, mla.q_norm, a->mla.q_lora, "attn_q_a_norm", ".weight");
         VECTOR(list, l, mla.kv_norm, a->mla.kv_lora, "attn_kv_a_norm", ".weight");
     }
     if (a->sinks) VECTOR(list, l, attention.sinks, h->n_head, "attn_sinks", ".weight");

@@ -77,6 +77,14 @@ static void put_rope(struct gguf_meta *m, const struct rope_arch *r)
     if (r->softmax_gain != 1) gguf_meta_f32(m, ".rope.scaling.yarn_log_multiplier", 0.1 * mscale_of(r));
 }
 
+void gguf_meta_options(char text[GGUF_OPTIONS_TEXT], const struct arch *a)
+{
+    const struct rope_arch *r = &a->rope[arch_attn(a, 0)->rope];
+    text[0] = 0;
+    if (r->yarn && (fabs(r->beta_fast - 32) > 1e-6 || fabs(r->beta_slow - 1) > 1e-6))
+        snprintf(text, GGUF_OPTIONS_TEXT, " --yarn-beta-fast %g --yarn-beta-slow %g", r->beta_fast, r->beta_slow);
+}
+
 static void put_experts(struct gguf_meta *m, const struct arch *a)
 {
     int64_t n_dense = 0;

@@ -21,6 +21,11 @@ struct gguf_meta_model {
 void gguf_meta_open(struct gguf_meta *m, const struct gguf_meta_model *model);
 void gguf_meta_close(struct gguf_meta *m); /* zeroed is valid */
 
+/* YaRN's beta_fast and beta_slow as options of llama.cpp, which reads them from files of no family here and otherwise
+ * uses 32 and 1; "": the model has these. */
+#define GGUF_OPTIONS_TEXT 96
+void gguf_meta_options(char text[GGUF_OPTIONS_TEXT], const struct arch *a);
+
 /* Append a value. The name of the architecture is put before a key that begins with a dot. Texts are copied. Arrays
  * must come from gguf_meta_own. */
 void gguf_meta_u32(struct gguf_meta *m, const char *key, int64_t v);

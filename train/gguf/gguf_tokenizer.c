@@ -1,6 +1,6 @@
-/* gguf_tokenizer.c - tokenizer.json as keys. Byte-level BPE, which llama.cpp calls "gpt2", and Gemma's BPE of
- * characters, "gemma4". A GGUF names the pre-tokenizer instead of its regular expressions. Source: llama.cpp,
- * conversion/base.py (get_vocab_base), src/llama-vocab.cpp. */
+/* gguf_tokenizer.c - tokenizer.json or Kimi's tiktoken.model as keys. Byte-level BPE, which llama.cpp calls "gpt2", and
+ * Gemma's BPE of characters, "gemma4". A GGUF names the pre-tokenizer instead of its regular expressions. Source:
+ * llama.cpp, conversion/base.py (get_vocab_base), src/llama-vocab.cpp. */
 #include "train/gguf/gguf_tokenizer.h"
 
 #include <stdio.h>
@@ -16,6 +16,10 @@ enum { NORMAL = 1, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 }; /* typ
 /* The first regular expression of each pre-tokenizer; glm4 and llama-bpe have the same one. */
 #define TAIL   " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define SUFFIX "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define LETTER "[^\\r\\n\\p{L}\\p{N}]?"
+#define UPPER  "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
+#define LOWER  "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
+#define KIMI   "kimi-k2"
 static const struct {
     const char *regex, *name;
     int n_parts; /* of the sequence, with the byte-level one at its end */
@@ -34,6 +38,8 @@ static const struct {
      "qwen35", 2},
     {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" TAIL, "glm4", 2},
     {"\\p{N}{1,3}", "deepseek-v3", 4},
+    {"[\\p{Han}]+|" LETTER UPPER "*" LOWER "+" SUFFIX "?|" LETTER UPPER "+" LOWER "*" SUFFIX "?|\\p{N}{1,3}|" TAIL,
+     KIMI, 2},
 };
 
 struct words {
@@ -91,6 +97,24 @@ static void pad(struct gguf_meta *m, const struct words *w)
     }
 }
 
+static struct words new_words(struct gguf_meta *m, const struct gguf_meta_model *model)
+{
+    const int64_t n = model->arch->vocab;
+    return (struct words){.tokens = gguf_meta_own(m, mem_array(n, sizeof(const char *))),
+                          .types = gguf_meta_own(m, mem_array(n, sizeof(int32_t))),
+                          .n = n};
+}
+
+/* The texts stay in memory. pre: NULL: none. */
+static void put_tokens(struct gguf_meta *m, const struct words *w, const char *name, const char *pre)
+{
+    pad(m, w);
+    gguf_meta_text(m, "tokenizer.ggml.model", name);
+    if (pre) gguf_meta_text(m, "tokenizer.ggml.pre", pre);
+    gguf_meta_array(m, "tokenizer.ggml.tokens", GGUF_STRING, w->n, w->tokens);
+    gguf_meta_array(m, "tokenizer.ggml.token_type", GGUF_I32, w->n, w->types);
+}
+
 /* "a b", or [a, b]. */
 static int put_merges(struct gguf_meta *m, struct json merges, struct err *err)
 {
@@ -139,26 +163,66 @@ static int put_model(struct gguf_meta *m, const struct gguf_meta_model *model, s
 {
     const struct json bpe = json_find(root, "model");
     const char *type = "", *split = split_name(json_find(root, "pre_tokenizer"));
-    struct words w = {.n = model->arch->vocab};
     const bool gemma = is_gemma(root);
-    if (json_opt_str(bpe, "type", &type, err) || json_opt_bool(bpe, "byte_fallback", &w.bytes, err)) return -1;
+    bool bytes = false;
+    if (json_opt_str(bpe, "type", &type, err) || json_opt_bool(bpe, "byte_fallback", &bytes, err)) return -1;
     if (strcmp(type, "BPE") || (!split && !gemma))
         return json_error(
             root, err,
             "llama.cpp has no name for this tokenizer that moetrain knows: export merged-bf16 and convert "
             "it with llama.cpp's convert_hf_to_gguf.py");
-    w.tokens = gguf_meta_own(m, mem_array(w.n, sizeof(*w.tokens)));
-    w.types = gguf_meta_own(m, mem_array(w.n, sizeof(*w.types)));
+    struct words w = new_words(m, model);
+    w.bytes = bytes;
     if (put_vocab(&w, json_find(bpe, "vocab"), err) || put_added(&w, json_find(root, "added_tokens"), err)) return -1;
-    pad(m, &w);
-    for (int64_t i = 0; i < w.n; i++) w.tokens[i] = gguf_meta_own(m, mem_strdup(w.tokens[i]));
-    gguf_meta_text(m, "tokenizer.ggml.model", gemma ? "gemma4" : "gpt2");
+    for (int64_t i = 0; i < w.n; i++)
+        if (w.tokens[i]) w.tokens[i] = gguf_meta_own(m, mem_strdup(w.tokens[i]));
     /* lfm2 has the same split as glm4, but for the name glm4 llama.cpp removes bos_token */
     if (!strcmp(model->arch->family, "lfm2_moe") && !gemma && !strcmp(split, "glm4")) split = "lfm2";
-    if (!gemma) gguf_meta_text(m, "tokenizer.ggml.pre", split);
-    gguf_meta_array(m, "tokenizer.ggml.tokens", GGUF_STRING, w.n, w.tokens);
-    gguf_meta_array(m, "tokenizer.ggml.token_type", GGUF_I32, w.n, w.types);
+    put_tokens(m, &w, gemma ? "gemma4" : "gpt2", gemma ? NULL : split);
     return put_merges(m, json_find(bpe, "merges"), err);
+}
+
+/* ---- tiktoken.model */
+
+/* Any two tokens that form a token are a merge. llama.cpp merges in the order of the list, here by the token's id. The
+ * converter of llama.cpp lists at most one merge for a token, none if parts of the token have higher ids. */
+static void put_splits(struct gguf_meta *m, const struct words *w, const struct tokenizer *tok)
+{
+    const char **all = NULL;
+    int64_t n = 0, cap = 0, size = 0;
+    int32_t left, right;
+    for (int32_t id = 0; id < w->n; id++) {
+        if (w->types[id] != NORMAL) continue;
+        tokenizer_bytes(tok, id, &size);
+        for (int64_t at = 1; at < size; at++) {
+            if (!tokenizer_split(tok, id, at, &left, &right)) continue;
+            const size_t bytes = strlen(w->tokens[left]) + strlen(w->tokens[right]) + 2;
+            char *text = gguf_meta_own(m, mem_alloc((int64_t)bytes));
+            snprintf(text, bytes, "%s %s", w->tokens[left], w->tokens[right]);
+            all = mem_reserve(all, &cap, n + 1, sizeof(*all));
+            all[n++] = text;
+        }
+    }
+    gguf_meta_array(m, "tokenizer.ggml.merges", GGUF_STRING, n, gguf_meta_own(m, all));
+}
+
+static int put_ranks(struct gguf_meta *m, const struct gguf_meta_model *model, const struct tokenizer *tok,
+                     struct err *err)
+{
+    const struct words w = new_words(m, model);
+    int64_t size;
+    if (tokenizer_bytes(tok, (int32_t)w.n, &size))
+        return err_set(err, "%s/tiktoken.model: token %lld of a model with %lld", model->dir, (long long)w.n,
+                       (long long)w.n);
+    for (int32_t id = 0; id < w.n; id++) {
+        char *text = tokenizer_item(tok, id);
+        if (!text) continue;
+        w.tokens[id] = gguf_meta_own(m, text);
+        w.types[id] = tokenizer_is_special(tok, id) ? CONTROL : tokenizer_is_added(tok, id) ? USER_DEFINED : NORMAL;
+    }
+    put_tokens(m, &w, "gpt2", KIMI);
+    put_splits(m, &w, tok);
+    return 0;
 }
 
 /* The id of the token that a key of tokenizer_config.json names, as text or as an object; -1: none. */
@@ -177,12 +241,11 @@ static void put_id(struct gguf_meta *m, const char *key, int32_t id)
     if (id >= 0) gguf_meta_u32(m, key, id);
 }
 
-static int put_special(struct gguf_meta *m, const struct gguf_meta_model *model, bool add_bos, struct err *err)
+static int put_special(struct gguf_meta *m, const struct gguf_meta_model *model, const struct tokenizer *tok,
+                       bool add_bos, struct err *err)
 {
     struct json_doc *doc = NULL;
     int32_t eos = -1;
-    struct tokenizer *tok = tokenizer_open(model->dir, err);
-    if (!tok) return -1;
     int rc = eos_ids_main(&eos, model->dir, tok, err);
     if (!rc && file_exists_in(model->dir, "tokenizer_config.json")) {
         doc = json_load_in(model->dir, "tokenizer_config.json", FILE_MAX, err);
@@ -195,21 +258,28 @@ static int put_special(struct gguf_meta *m, const struct gguf_meta_model *model,
     put_id(m, "tokenizer.ggml.eos_token_id", eos);
     gguf_meta_bool(m, "tokenizer.ggml.add_bos_token", add_bos);
     json_free(doc);
-    tokenizer_free(tok);
+    return rc;
+}
+
+/* gemma: llama.cpp adds <bos> in any case. */
+static int put_file(struct gguf_meta *m, const struct gguf_meta_model *model, bool *gemma, struct err *err)
+{
+    struct json_doc *doc = json_load_in(model->dir, "tokenizer.json", FILE_MAX, err);
+    if (!doc) return -1;
+    const int rc = put_model(m, model, json_root(doc), err);
+    *gemma = is_gemma(json_root(doc));
+    json_free(doc);
     return rc;
 }
 
 int gguf_tokenizer_put(struct gguf_meta *m, const struct gguf_meta_model *model, struct err *err)
 {
-    if (!file_exists_in(model->dir, "tokenizer.json"))
-        return err_set(err, "%s has no tokenizer.json, from which gguf-model takes the tokens: export merged-bf16",
-                       model->dir);
-    struct json_doc *doc = json_load_in(model->dir, "tokenizer.json", FILE_MAX, err);
-    if (!doc) return -1;
-    const int rc = put_model(m, model, json_root(doc), err);
-    const bool gemma = !rc && is_gemma(json_root(doc)); /* llama.cpp adds <bos> in any case */
-    json_free(doc);
-    if (rc || put_special(m, model, gemma, err)) return -1;
-    if (model->chat_template) gguf_meta_text(m, "tokenizer.chat_template", model->chat_template);
-    return 0;
+    bool gemma = false;
+    struct tokenizer *tok = tokenizer_open(model->dir, err);
+    if (!tok) return -1;
+    int rc = tokenizer_has_ranks(tok) ? put_ranks(m, model, tok, err) : put_file(m, model, &gemma, err);
+    if (!rc) rc = put_special(m, model, tok, gemma, err);
+    tokenizer_free(tok);
+    if (!rc && model->chat_template) gguf_meta_text(m, "tokenizer.chat_template", model->chat_template);
+    return rc;
 }
