@@ -446,13 +446,13 @@ static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool fro
     m->flops = p->dev.flops / (double)p->q->n_tok;
 }
 
-/* Whether passes of training are faster with packed experts, or those in which online RL samples, where a sequence has
- * one token: these are bound by the bytes of the experts, of which bf16 has four times as many. */
+/* Whether passes of training are faster with packed experts, or those in which generation or online RL samples, where a
+ * sequence has one token: these are bound by the bytes of the experts, of which bf16 has four times as many. */
 static bool prefers_packed(const struct plan_probe *p, int64_t l)
 {
     const struct proj *up = &p->model.weights.layers[l].up;
     const int64_t k = arch_ffn(p->q->a, l).top_k;
-    const bool samples = p->q->train && config_is_online(p->q->cfg);
+    const bool samples = p->q->generates && (!p->q->train || config_is_online(p->q->cfg));
     return choice_prefers_packed(&p->dev, up, p->q->n_tok * k) ||
            (samples && choice_reads_packed(&p->dev, up, p->q->generation.n_seq * k));
 }
