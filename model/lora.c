@@ -431,7 +431,7 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
         if (p->is_b) continue;
         lora_param_name(p, name);
         struct random_a a = {p, ad->rank[p->target], rng_key(seed, name), values};
-        threads_run(p->n_exp, dev->n_threads, fill_expert, &a);
+        threads_run(p->n_exp, lora_param_count(p) < THREADS_GRAIN ? 1 : dev->n_threads, fill_expert, &a);
     }
     device_set_f32(dev, ad->opt.param, values);
     mem_free(values);

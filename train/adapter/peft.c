@@ -153,16 +153,20 @@ struct reordered {
     float *to; /* in the file's order */
     const float *from;
 };
-enum { REORDER_ROWS = 64 /* of the tensor, in a job of a thread */ };
 
+/* Rows of the tensor; rows in a job of a thread. */
 static int64_t file_rows(const struct place *at) { return at->is_b ? at->n : at->n_exp * at->r; }
+static int64_t rows_of_job(const struct place *at)
+{
+    return THREADS_GRAIN / MT_MAX(at->is_b ? at->n_exp * at->r : at->n, 1) + 1;
+}
 
 static void reorder_rows(void *arg, int64_t i)
 {
     const struct reordered *o = arg;
     const struct place *at = o->at;
-    const int64_t end = MT_MIN((i + 1) * REORDER_ROWS, file_rows(at));
-    for (int64_t row = i * REORDER_ROWS; row < end; row++) {
+    const int64_t n = rows_of_job(at), end = MT_MIN((i + 1) * n, file_rows(at));
+    for (int64_t row = i * n; row < end; row++) {
         for (int64_t k = 0; at->is_b && k < at->r; k++)
             for (int64_t e = 0; e < at->n_exp; e++)
                 o->to[file_index(at, e, k, row)] = o->from[param_index(o->p, at, e, k, row)];
@@ -176,7 +180,7 @@ static void to_file_order(const struct place *at, const struct lora_param *p, fl
 {
     struct reordered o = {at, p, values, scratch};
     memcpy(scratch, values, (size_t)lora_param_count(p) * sizeof(*values));
-    threads_run((file_rows(at) + REORDER_ROWS - 1) / REORDER_ROWS, 0, reorder_rows, &o);
+    threads_run((file_rows(at) + rows_of_job(at) - 1) / rows_of_job(at), 0, reorder_rows, &o);
 }
 
 /* flat [ad->n_flat]: the parameters of the whole table ad; own: of this rank. PEFT and vLLM read no metadata. */

@@ -157,7 +157,7 @@ uint64_t run_hash_adapters(struct run *r, const struct adapters *ad)
     uint64_t *sums = mem_array(ep->world, sizeof(*sums)), sum = 0, hash = 0;
     struct hashes all = {whole, values, mem_array(whole->n_params + 1, sizeof(uint64_t))};
     adapters_get(ad, dev, ad->opt.param, DT_F32, values);
-    threads_run(whole->n_params, dev->n_threads, hash_param, &all);
+    threads_run(whole->n_params, whole->n_flat < THREADS_GRAIN ? 1 : dev->n_threads, hash_param, &all);
     for (int64_t i = 0; i < whole->n_params; i++) {
         const struct lora_param *p = &whole->params[i];
         if (ep->rank == 0 || adapters_match(ad, p)->n_exp != p->n_exp) sum += all.of[i];
