@@ -40,6 +40,7 @@ MUTATIONS = [
     ("train/gguf/gguf_meta.c", "r->yarn && (fabs(r->beta_fast - 32) > 1e-6", "r->yarn && (false",
      "gguf_tokenizer:kimi"),
     ("train/gguf/gguf_items.c", "!(one && a->mla.q_lora)", "true", "gguf_model:latent"),
+    ("data/file/file.c", "at = c->at + i * CRC_BYTES", "at = c->at", "file:checksum*"),
     ("data/tokenizer/bpe.c", "c == 0xad ? 67 : c - 0x7f + 33", "c - 0x7f + 33", "tiktoken:printable"),
     ("train/gguf/gguf_items.c", "a->mamba.dt_min > 0.001", "a->mamba.dt_min > 1", "gguf_model:nemotron"),
     ("train/gguf/gguf_items.c", "|| a->router.scale != 1)", ")", "gguf_model:lfm2"),

@@ -705,7 +705,7 @@ struct crc_parts {
     int fd;
     int64_t at, size; /* of the first part; of the file */
     uLong sum[CRC_PARTS];
-    bool unread[CRC_PARTS];
+    int error[CRC_PARTS]; /* errno of the thread that read the part; 0: read */
 };
 
 static int64_t crc_bytes(const struct crc_parts *c, int64_t i)
@@ -717,21 +717,26 @@ static void crc_part(void *arg, int64_t i)
 {
     struct crc_parts *c = arg;
     uint8_t *chunk = mem_alloc(CHUNK_BYTES);
-    int64_t at = c->at + i * CRC_BYTES, n = crc_bytes(c, i), got = 1;
+    int64_t at = c->at + i * CRC_BYTES, n = crc_bytes(c, i);
     c->sum[i] = crc32(0, NULL, 0);
-    for (; n > 0 && got > 0; at += got, n -= got) {
-        got = pread(c->fd, chunk, (size_t)MT_MIN(n, CHUNK_BYTES), at);
+    c->error[i] = 0;
+    while (n > 0 && !c->error[i]) {
+        const ssize_t got = pread(c->fd, chunk, (size_t)MT_MIN(n, CHUNK_BYTES), at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) c->error[i] = got < 0 ? errno : EIO; /* EIO: the file became shorter */
         if (got > 0) c->sum[i] = crc32(c->sum[i], chunk, (uInt)got);
+        at += MT_MAX(got, 0);
+        n -= MT_MAX(got, 0);
     }
-    c->unread[i] = got <= 0;
     mem_free(chunk);
 }
 
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err)
 {
     struct stat st;
-    struct crc_parts c = {.fd = open_file(path, false, &st, err), .size = st.st_size};
+    struct crc_parts c = {.fd = open_file(path, false, &st, err)};
     if (c.fd < 0) return -1;
+    c.size = st.st_size;
     uLong all = crc32(0, NULL, 0);
     int rc = 0;
     for (; c.at < c.size && !rc; c.at += (int64_t)CRC_PARTS * CRC_BYTES) {
@@ -739,7 +744,8 @@ int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err)
         threads_run(n, 0, crc_part, &c);
         for (int64_t i = 0; i < n && !rc; i++) {
             all = crc32_combine(all, c.sum[i], (z_off_t)crc_bytes(&c, i));
-            if (c.unread[i]) rc = io_error(err, path, "read");
+            errno = c.error[i];
+            if (errno) rc = io_error(err, path, "read");
         }
         progress();
     }

@@ -128,6 +128,24 @@ static int64_t read_lines(const char *path, char *text, size_t cap, struct err *
     return rc < 0 ? -1 : n;
 }
 
+/* A file that threads read in parts; the value is that of Python's zlib.crc32. */
+static void checksum_in_parts(void **state)
+{
+    (void)state;
+    struct err err;
+    const int64_t n = (9 << 20) + 5;
+    uint8_t *data = mem_alloc(n);
+    const char *path = in(scratch_dir(), "parts");
+    uint32_t crc;
+    int64_t size;
+    for (int64_t i = 0; i < n; i++) data[i] = (uint8_t)(i * 7 + (i >> 20) * 31);
+    write_file(path, data, n);
+    assert_int_equal(file_crc32(path, &crc, &size, &err), 0);
+    assert_int_equal(crc, 0x33b8fbf8);
+    assert_int_equal(size, n);
+    mem_free(data);
+}
+
 static void lines(void **state)
 {
     (void)state;
@@ -470,6 +488,7 @@ int test_file(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(maps),
         cmocka_unit_test(whole_files),
+        cmocka_unit_test(checksum_in_parts),
         cmocka_unit_test(lines),
         cmocka_unit_test(long_lines),
         cmocka_unit_test(gzip_lines),

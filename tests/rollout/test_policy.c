@@ -175,7 +175,7 @@ static void rows_of_generate(void **state)
     assert_close(metric(config, 0, "loss"), 0, 1e-12);
 }
 
-/* A step whose rows all have the importance weight 0 is told. */
+/* A step in which all rows have the importance weight 0 gives a warning. */
 static void rows_of_another_sampler(void **state)
 {
     (void)state;

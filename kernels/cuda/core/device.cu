@@ -105,7 +105,7 @@ static char *staging_room(int64_t bytes)
 }
 
 /* Threads divide the copy: one thread reads a file's mapped pages at 2.4 to 3.1 GB/s, 16 threads at 49 GB/s (an H200's
- * host), and touches the pages of new host memory for the first time as slowly. */
+ * host, tests/notebook/memory.md). */
 static void copy_in_parallel(char *dst, const char *src, int64_t bytes)
 {
     const int64_t part = 256 << 10, n = (bytes + part - 1) / part;
