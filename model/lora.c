@@ -461,12 +461,16 @@ void adapters_without_effect(struct adapters *like, const struct adapters *ad)
     }
 }
 
+void adapters_round(struct adapters *ad, int64_t multiple)
+{
+    ad->n_flat = (ad->n_flat + multiple - 1) / multiple * multiple;
+}
+
 void adapters_shard_moments(struct adapters *ad)
 {
     const struct comm *ranks = ad->par.dp;
     struct optimizer *opt = &ad->opt;
-    const int64_t multiple = MT_MAX(64, opt->kind->block) * ranks->world; /* parts begin at multiples of 64 elements */
-    ad->n_flat = (ad->n_flat + multiple - 1) / multiple * multiple;
+    adapters_round(ad, MT_MAX(64, opt->kind->block) * ranks->world); /* parts begin at multiples of 64 elements */
     MT_REQUIRE(opt->kind->elementwise, "ZeRO-1 with %s", opt->kind->name);
     opt->n_state = ad->n_flat / ranks->world;
     opt->first = opt->n_state * ranks->rank;

@@ -136,6 +136,8 @@ void adapters_layout(struct adapters *ad, const struct arch *a, int64_t multiple
 /* Divides the moments for ZeRO-1: each rank of par.dp holds those of an equal part; n_flat is rounded up for this. Call
  * it before adapters_alloc. */
 void adapters_shard_moments(struct adapters *ad);
+/* Rounds n_flat up to a multiple. Call it before adapters_alloc. */
+void adapters_round(struct adapters *ad, int64_t multiple);
 /* Allocates the flat arrays on dev->state, zeroes them and sets the views; a dry run only counts the bytes. Adapters of
  * stacks have no dropout, as in PEFT. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);

@@ -207,9 +207,14 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     }
     adapters_layout(&m->adapters, a, dev->ops->rank_multiple, &m->par);
     if (opt->shard_moments) adapters_shard_moments(&m->adapters);
+    if (opt->sum_in_order) adapters_round(&m->adapters, grad_sums_multiple(m->par.all));
     m->adapters.opt.host_states = opt->host_moments;
     m->adapters.opt.cpu_update = opt->host_moments && opt->cpu_update;
     (opt->frozen ? adapters_alloc_frozen : adapters_alloc)(&m->adapters, dev, a);
+    if (opt->sum_in_order && !opt->frozen) {
+        grad_sums_open(&m->grad_sums, dev, m->par.all, m->adapters.n_flat);
+        m->sums_in_order = arena_tensor_1d(&dev->state, DT_F64, SUM_GRAD);
+    }
     if (qat_open(&m->qat, dev, a, &m->adapters, &opt->qat, err)) {
         model_close(m);
         return -1;
@@ -627,6 +632,34 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->begin_mark = arena_mark(&dev->work);
 }
 
+struct tensor model_reference(struct model *m, int64_t n_tok)
+{
+    struct device *dev = m->dev;
+    const struct arch *a = &m->arch;
+    const struct model_pass pass = m->pass;
+    const int64_t n_label = m->label_row.shape[0];
+    struct tensor hidden = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, a->d_model);
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, arch_stream_cols(a));
+    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
+    dora_refresh(&m->reference, dev, a, m->weights.layers);
+    m->referring = true;
+    if (m->costs) m->costs->adapted = false;
+    m->pass = (struct model_pass){.backward = false};
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        m->aux[l] = (struct aux){0};
+        layer_adapt(&m->weights.layers[l], a, l, &m->reference.layers[l]);
+    }
+    acts_push(&m->acts, dev, a, &m->reference, n_tok, false, false);
+    model_fwd(m);
+    op_gather(dev, rows, m->acts.layers[a->n_layer].x, m->label_row, 1);
+    op_rmsnorm_fwd(dev, hidden, rstd, model_sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
+    m->referring = false;
+    m->pass = pass;
+    arena_release(&dev->work, mark);
+    return hidden;
+}
+
 /* Adds the auxiliary loss. F_i is the share of rows routed to expert i, p_i its mean probability.
  * Pooled: E * sum_i F_i p_i over the rows of all layers, as in transformers' load_balancing_loss_func. It is top_k when
  * all experts get equally many rows.
@@ -721,67 +754,4 @@ void model_end(struct model *m)
     for (int k = 0; k < OFFLOAD_KINDS; k++) host_ring_join(&m->acts.offload[k], m->dev);
     arena_release(&m->dev->work, m->work_mark);
     m->begun = false;
-}
-
-void model_clear(struct model *m)
-{
-    device_zero(m->dev, m->sums);
-    m->n_label = 0;
-}
-
-void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->sums, 0, SUM_GRAD)); }
-
-/* Counts each gradient element once: replicated elements on this rank, elements of divided experts on the rank that
- * holds the expert. */
-void model_norm(struct model *m)
-{
-    const struct tensor grad = m->adapters.opt.grad;
-    const bool ep = m->adapters.ep;
-    const int64_t n = ep ? m->adapters.n_common : grad.shape[0];
-    op_sumsq(m->dev, tensor_rows(m->sums, SUM_GRAD, 2), tensor_rows(grad, 0, n));
-    if (!ep) return;
-    op_sumsq(m->dev, tensor_rows(m->sums, SUM_GRAD + 2, 2), tensor_rows(grad, n, grad.shape[0] - n));
-    comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->sums, SUM_GRAD + 2, 2));
-}
-
-void model_read(struct model *m, struct model_sums *out)
-{
-    double sum[MODEL_SUMS], *grad = sum + SUM_GRAD;
-    device_get(m->dev, sum, m->sums);
-    *out = (struct model_sums){.nll = f64_unsigned_nan(sum[0]),
-                               .kl = f64_unsigned_nan(sum[2]),
-                               .aux = sum[SUM_AUX],
-                               .n_label = m->n_label,
-                               .n_hit = (int64_t)sum[1],
-                               .grad_norm = f64_unsigned_nan(sqrt(grad[0] + grad[2])),
-                               .n_bad_grad = (int64_t)(grad[1] + grad[3])};
-    for (int i = 0; i < PREFERENCE_SUMS; i++) out->preference[i] = f64_unsigned_nan(sum[SUM_PREFERENCE + i]);
-    for (int i = 0; i < POLICY_SUMS; i++) out->policy[i] = f64_unsigned_nan(sum[SUM_POLICY + i]);
-    for (int i = 0; i < IMPORTANCE_SUMS; i++) out->importance[i] = f64_unsigned_nan(sum[SUM_IMPORTANCE + i]);
-    memcpy(out->policy_most, sum + SUM_POLICY_MOST, sizeof(out->policy_most));
-    memcpy(out->importance_most, sum + SUM_IMPORTANCE_MOST, sizeof(out->importance_most));
-}
-
-double model_objective(const struct model *m, const struct model_sums *t, int64_t n_label)
-{
-    return m->objective->value(m, t, n_label);
-}
-
-struct objective_means model_parts(const struct model *m, const struct model_sums *t, int64_t n_label)
-{
-    struct objective_means e = {.n = 0};
-    m->objective->parts(&e, m, t, n_label);
-    return e;
-}
-
-void model_read_experts(struct model *m, int64_t *rows, double *gates)
-{
-    const int64_t n = m->arch.n_layer * m->arch.n_exp;
-    double *sum = mem_array(2 * n, sizeof(*sum));
-    comm_all_reduce_sum(m->par.all, m->dev, m->expert_sums);
-    device_get(m->dev, sum, m->expert_sums);
-    for (int64_t i = 0; i < n; i++) rows[i] = (int64_t)sum[i];
-    if (gates) memcpy(gates, sum + n, (size_t)n * sizeof(*gates));
-    device_zero(m->dev, m->expert_sums);
-    mem_free(sum);
 }

@@ -18,7 +18,11 @@
  *   model_clear   sums = 0
  *   model_sum     all-reduces the losses in the sums over the ranks (pass.last does so for the gradients)
  *   model_norm    adds the gradient norm to the sums
- *   model_read    waits for the device and reads the sums */
+ *   model_read    waits for the device and reads the sums
+ *
+ * With sum_in_order (grad_sums.h) the bits of losses and gradients do not depend on the number of ranks: training calls
+ * model_add after each micro-batch, which adds the losses and gradients of all ranks' micro-batches, and
+ * model_sum_step instead of model_sum. Without sum_in_order model_add does nothing, and model_sum_step is model_sum. */
 #ifndef MT_MODEL_H
 #define MT_MODEL_H
 
@@ -29,6 +33,7 @@
 #include "model/layers/choices.h"
 #include "model/objective/objective.h"
 #include "model/qat.h"
+#include "optim/grad_sums.h"
 #include "kernels/recorded.h"
 
 /* The teacher of a distillation. MODEL: the same weights with other adapters; ROWS: the data have the likeliest tokens
@@ -62,6 +67,7 @@ struct model_options {
     bool checked;               /* copied to struct weights_options */
     const struct parallel *par; /* NULL: one rank */
     bool shard_moments;         /* over the ranks of par->dp (ZeRO-1) */
+    bool sum_in_order;          /* of grad_sums.h; not with ranks in par->ep */
     bool frozen;                /* forward only: no gradients, no moments */
     struct qat_options qat;
     struct ep_options ep; /* n_tok 0 when par->ep has one rank */
@@ -161,6 +167,8 @@ struct model {
     struct qat qat;
     struct tensor rope[ATTN_KINDS]; /* [max_len, arch.rope.width] f32; absent where its width is 0 */
     struct tensor sums;             /* [MODEL_SUMS] f64 */
+    struct grad_sums grad_sums;     /* open if model_options.sum_in_order */
+    struct tensor sums_in_order;    /* [SUM_GRAD] f64, of the micro-batches that model_add has added; or ndim 0 */
     struct tensor expert_sums;      /* [2*L*E] f64: rows, then gates, of every expert since model_read_experts */
     int64_t ce_chunk;
     double aux_coef;
@@ -222,8 +230,6 @@ void model_loss(struct model *m);
 void model_bwd(struct model *m);
 void model_end(struct model *m);
 
-/* ---- model_reference.c */
-
 /* Runs a forward pass with the reference's adapters or none, without dropout; objectives call it in model_begin.
  * Returns the final hidden states of the labelled rows [n_label, D]. Takes no more work memory than an evaluation. */
 struct tensor model_reference(struct model *m, int64_t n_tok);
@@ -261,7 +267,9 @@ void model_sample(struct model *m, const struct model_draw *d);
 struct tensor model_sum_streams(struct model *m, struct site_acts *end, struct tensor x);
 
 void model_clear(struct model *m);
+void model_add(struct model *m);
 void model_sum(struct model *m);
+void model_sum_step(struct model *m);
 void model_norm(struct model *m);
 void model_read(struct model *m, struct model_sums *out); /* waits for the device */
 /* The mean loss that is trained, and what is logged beside it; n_label: labelled tokens of all ranks. */

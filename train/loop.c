@@ -93,8 +93,9 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, con
         if (ranks->world == 1 && stop_asked()) return false;
         run_micro_batch(r, &b[i], &pass);
         model_end(&r->model);
+        model_add(&r->model);
     }
-    model_sum(&r->model);
+    model_sum_step(&r->model);
     model_norm(&r->model);
     if (ranks->world > 1) t->stopping = comm_host_max(ranks, stop_asked()) > 0;
     return true;

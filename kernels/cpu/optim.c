@@ -50,6 +50,20 @@ void CPU(clear)(struct device *dev, struct tensor x)
         memset(real_row(x, i), 0, (size_t)x.shape[1] * sizeof(real));
 }
 
+void CPU(add_in_order)(struct device *dev, struct tensor y, struct tensor x)
+{
+    const int64_t n = y.shape[0], n_row = x.shape[0];
+    const bool is_f64 = y.dtype == DT_F64;
+    if (dev->dry_run) return;
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t p = 0; p < n_row; p++)
+            if (is_f64)
+                ((double *)y.data)[i] += ((const double *)x.data)[p * n + i];
+            else
+                ((real *)y.data)[i] += ((const real *)x.data)[p * n + i];
+}
+
 static void adamw_block(real *p, real *m, real *v, const real *grad, int64_t n, const struct adamw_step *s)
 {
     real b1 = s->beta1, b2 = s->beta2, decay = 1 - (real)s->lr * s->weight_decay, scale = s->grad_scale;

@@ -581,6 +581,9 @@ typedef void sample_fn(struct device *dev, const struct sampled *out, struct ten
 typedef void sumsq_fn(struct device *dev, struct tensor out, struct tensor g);
 /* x = 0.  x [N,C] stat, a view of columns */
 typedef void clear_fn(struct device *dev, struct tensor x);
+/* y = ((y + x[0]) + x[1]) + ...: the rows are added in their order.
+ * y [n] in place; x [P,n] contiguous; both stat, or both f64 */
+typedef void add_in_order_fn(struct device *dev, struct tensor y, struct tensor x);
 /* AdamW with decoupled decay on n values (optim/adamw.c has the formula); g is multiplied by grad_scale first.
  * p, m, v [n] stat in place; g [n] stat */
 struct adamw_step {
@@ -733,7 +736,7 @@ typedef void dev_recording_fn(void *recording);
     X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(expert_sums) \
     X(linear_ce) X(linear_kl) X(linear_topk) X(head_logits) X(sample) X(loss_sum) X(aux_sum) \
     X(decode) X(mx_range) X(expert_codes) X(proj_amax) X(amax) X(fake_quant) X(fake_quant_bwd) X(quant_pack) \
-    X(sumsq) X(clear) X(adamw) X(adamw8) X(cast)
+    X(sumsq) X(clear) X(add_in_order) X(adamw) X(adamw8) X(cast)
 /* clang-format on */
 
 struct comm_ops;

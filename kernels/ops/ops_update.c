@@ -17,6 +17,16 @@ void op_clear(struct device *dev, struct tensor x)
     RUN(0, clear, x);
 }
 
+void op_add_in_order(struct device *dev, struct tensor y, struct tensor x)
+{
+    const enum dtype type = y.dtype == DT_F64 ? DT_F64 : dev->stat_dtype;
+    WANT(y, type, x.shape[1]);
+    WANT(x, type, x.shape[0], y.shape[0]);
+    MT_REQUIRE(contiguous(x), "add_in_order of a view");
+    MOVES(dev, y, y, x);
+    RUN(0, add_in_order, y, x);
+}
+
 void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
               const struct adamw_step *step)
 {

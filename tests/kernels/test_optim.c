@@ -493,6 +493,39 @@ static void non_finite_values_are_counted_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(bad_run, &sizes[i]);
 }
 
+/* Sums in f32 of values and of rows 2^30 times as large, whose bits depend on the order. */
+static void order_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const int64_t n = *(const int64_t *)params;
+    struct tensor y = make_random(dev->stat_dtype, 56, 1, 1, n, -1), before = make_copy(y),
+                  x = make_random(dev->stat_dtype, 57, 1 << 30, 3, n, -1);
+    op_add_in_order(dev, tensor_1d(y.data, y.dtype, n), x);
+    for (int64_t i = 0; !dev->dry_run && i < n; i++) {
+        double want = value_at(before, i);
+        for (int64_t p = 0; p < 3; p++) {
+            want += value_at(x, p * n + i);
+            if (dev->stat_dtype == DT_F32) want = (float)want;
+        }
+        assert_true(value_at(y, i) == want);
+    }
+    o->out[o->n++] = y;
+}
+
+static void rows_are_added_in_order(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {0, 1, 700};
+    for (int i = 0; i < MT_LEN(sizes); i++) op_check_case(order_run, &sizes[i], 1e-6);
+}
+
+static void rows_are_added_in_order_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const int64_t sizes[] = {0, 1, 700};
+    for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(order_run, &sizes[i]);
+}
+
 /* Columns 3 and 4 of rows of n + 5 become zero, and nothing else changes. */
 static void clear_run(struct device *dev, const void *params, struct op_outputs *o)
 {
@@ -667,6 +700,8 @@ int test_optim(void)
         cmocka_unit_test(eight_bits_on_every_device),
         cmocka_unit_test(eight_bits_on_the_gpu),
         cmocka_unit_test(columns_are_cleared),
+        cmocka_unit_test(rows_are_added_in_order),
+        cmocka_unit_test(rows_are_added_in_order_on_the_gpu),
         cmocka_unit_test(columns_are_cleared_on_the_gpu),
         cmocka_unit_test(flat_arrays_on_the_gpu),
         cmocka_unit_test(non_finite_values_are_counted_on_the_gpu),

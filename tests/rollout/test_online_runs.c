@@ -72,9 +72,12 @@ static void kills_and_ranks(void **state)
     const char *const words[] = {SETS(killed, "--set", "output.save_every=3"), NULL};
     process_in_pieces(words, MT_MAX(60, ms / 5));
     assert_same_run(one, killed, 4);
-    const char *four = config_of("[parallel]\ncpu_ranks = 4\n");
-    if (RUN(SETS(four))) fail_msg("%s", said.err);
-    assert_same_run(one, four, 4);
+    static const char *const ranks[] = {"[parallel]\ncpu_ranks = 2\n", "[parallel]\ncpu_ranks = 4\n"};
+    for (int i = 0; i < MT_LEN(ranks); i++) {
+        const char *several = config_of(ranks[i]);
+        if (RUN(SETS(several))) fail_msg("%s", said.err);
+        assert_same_run(one, several, 4);
+    }
 }
 
 /* The number of event `event` at `step`. */

@@ -152,9 +152,12 @@ static void kills_and_ranks(void **state)
     const char *const words[] = {SETS(killed, "--set", "output.save_every=2"), NULL};
     process_in_pieces(words, MT_MAX(60, ms / 5));
     assert_same_run(one, killed);
-    const char *four = config_of("usual", "[parallel]\ncpu_ranks = 4\n");
-    if (RUN(SETS(four))) fail_msg("%s", said.err);
-    assert_same_run(one, four);
+    static const char *const ranks[] = {"[parallel]\ncpu_ranks = 2\n", "[parallel]\ncpu_ranks = 4\n"};
+    for (int i = 0; i < MT_LEN(ranks); i++) {
+        const char *several = config_of("usual", ranks[i]);
+        if (RUN(SETS(several))) fail_msg("%s", said.err);
+        assert_same_run(one, several);
+    }
 }
 
 /* The ranks of a group make the same requests, so they share one program. */

@@ -88,6 +88,32 @@ static void a_step_may_be_divided(void **state)
     }
 }
 
+/* The same bytes with any number of ranks, also where a rank has several micro-batches of a step. */
+static void any_number_of_ranks(void **state)
+{
+    (void)state;
+    static const char *const objectives[] = {"kind = grpo\nbeta = 0.1\nnum_iterations = 2", "kind = gspo",
+                                             "kind = dapo\ntop_entropy_quantile = 0.35\nentropy_coef = 0.01"};
+    static const char *const keys[] = {"loss", "grad_norm", "entropy", "ratio/max", "ratio/mean", "kl"};
+    const char *const sets = "train.steps=3 train.micro_batch=2 train.grad_accum=6 data.max_samples=24";
+    for (int i = 0; i < MT_LEN(objectives); i++) {
+        const char *one = config_of(objectives[i], "");
+        trained(one, sets);
+        for (int n = 2; n <= 6; n++) {
+            char more[64];
+            snprintf(more, sizeof(more), "[parallel]\ncpu_ranks = %d\nzero = %s\n", n, n == 3 ? "true" : "false");
+            if (6 % n) continue;
+            const char *several = config_of(objectives[i], more);
+            trained(several, sets);
+            assert_same_output(one, several, ADAPTER);
+            for (int j = 0; j < 3 * MT_LEN(keys); j++)
+                if (i == 0 || j % MT_LEN(keys) < 5)
+                    assert_close(metric(one, j / MT_LEN(keys), keys[j % MT_LEN(keys)]),
+                                 metric(several, j / MT_LEN(keys), keys[j % MT_LEN(keys)]), 0);
+        }
+    }
+}
+
 /* Six steps at once, and with a stop after each step: within an iteration, between iterations, between generations. */
 static void a_run_continues(void **state)
 {
@@ -266,12 +292,10 @@ static void refusals(void **state)
 
 int test_policy(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_may_be_divided),
-                                       cmocka_unit_test(a_run_continues),
-                                       cmocka_unit_test(rows_without_gradient),
-                                       cmocka_unit_test(rows_of_generate),
-                                       cmocka_unit_test(rows_of_another_sampler),
-                                       cmocka_unit_test(rows_with_experts),
-                                       cmocka_unit_test(refusals)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_may_be_divided), cmocka_unit_test(any_number_of_ranks),
+        cmocka_unit_test(a_run_continues),       cmocka_unit_test(rows_without_gradient),
+        cmocka_unit_test(rows_of_generate),      cmocka_unit_test(rows_of_another_sampler),
+        cmocka_unit_test(rows_with_experts),     cmocka_unit_test(refusals)};
     return cmocka_run_group_tests_name("policy", tests, NULL, NULL);
 }

@@ -84,6 +84,7 @@ struct model_options plan_fixed_options(const struct plan_request *q)
                                 .qat = plan_qat(cfg),
                                 .par = q->par,
                                 .shard_moments = cfg->parallel.zero,
+                                .sum_in_order = policy_is(cfg) && cfg->train.grad_accum > 1 && q->par->ep->world == 1,
                                 .objective = run_objective(cfg)->kind,
                                 .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
     if (run_objective(cfg)->options) run_objective(cfg)->options(&opt, cfg, q->a);
@@ -265,6 +266,7 @@ static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised,
     *fwd = p->dev.work.peak;
     if (backward) model_bwd(m);
     model_end(m);
+    if (backward) model_add(m);
     if (backward) model_norm(m);
     return p->dev.work.peak;
 }
@@ -539,7 +541,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .host_inputs = host_ring_bytes(&p.model.acts.inputs),
                               .host_shared = plan_host_shared(q->dev, p.dev.host.peak),
                               .state = p.dev.state.peak,
-                              .gradients = tensor_bytes(ad->opt.grad),
+                              .gradients = tensor_bytes(ad->opt.grad) + tensor_bytes(p.model.grad_sums.part),
                               .moments = ad->opt.host_states ? 0 : optimizer_state_bytes(&ad->opt),
                               .work_load = p.dev.work.peak,
                               .decoded = w->decoded_bytes,

@@ -15,7 +15,8 @@ struct model_pass training_pass(const struct training *t, int64_t i, const struc
                               .entropy_share = t->entropy.share,
                               .noise_alpha = t->run.cfg->train.neftune_alpha,
                               .noise_key = rng_u64(rng_u64(rng_key(seed, "neftune"), step), (uint64_t)i),
-                              .last = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
+                              .last = !t->run.model.grad_sums.part.ndim &&
+                                      i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
     run_objective_scale(&pass, t->run.cfg, n);
     return pass;
 }

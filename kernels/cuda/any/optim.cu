@@ -5,7 +5,7 @@
  * Grid: sumsq one block per 65536 elements, then one block over their sums; adamw one thread per 4 values, cast per 8;
  *   loss_sum one block of 1024 threads, expert_sums one block of 128 per expert.
  *   Registers on sm_90a, no spills: sumsq 34, adamw 40, cast 18.
- * Bound: sumsq 4 n bytes (bf16: 2 n), adamw 28 n, adamw8 16 n, cast 6 n: memory bound.
+ * Bound: sumsq 4 n bytes (bf16: 2 n), adamw 28 n, adamw8 16 n, cast 6 n, add_in_order 8 n and 4 n a row: memory.
  * Numerics: squares and sums in f64, in an order that depends only on n and the alignment; AdamW in f32. */
 #include "kernels/adamw8_code.h"
 #include "kernels/adamw_value.h"
@@ -99,6 +99,28 @@ extern "C" void cuda_clear(struct device *dev, struct tensor x)
     const int64_t n = tensor_count(x);
     if (n == 0) return;
     clear<<<grid_x(ceil_div(n, BLOCK)), BLOCK, 0, cuda.stream>>>(f32_ptr(x), x.ld, n, x.shape[1]);
+    CUDA_CHECK_LAUNCH();
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(BLOCK) add_in_order(T *y, const T *x, int64_t n, int64_t n_row)
+{
+    const int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= n) return;
+    T sum = y[i];
+    for (int64_t p = 0; p < n_row; p++) sum += x[p * n + i];
+    y[i] = sum;
+}
+
+extern "C" void cuda_add_in_order(struct device *dev, struct tensor y, struct tensor x)
+{
+    const int64_t n = y.shape[0];
+    const unsigned grid = grid_x(ceil_div(n, BLOCK));
+    if (n == 0) return;
+    if (y.dtype == DT_F64)
+        add_in_order<<<grid, BLOCK, 0, cuda.stream>>>((double *)y.data, (const double *)x.data, n, x.shape[0]);
+    else
+        add_in_order<<<grid, BLOCK, 0, cuda.stream>>>(f32_ptr(y), f32_ptr(x), n, x.shape[0]);
     CUDA_CHECK_LAUNCH();
 }
 
