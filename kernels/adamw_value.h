@@ -1,7 +1,7 @@
 /* adamw_value.h - the AdamW update of one value in fp32, with the same bits on a GPU and on its host's CPU.
  *
  * Products are added by fmaf, so that no compiler chooses which products to fuse. While gradients are 0, m decays to a
- * denormal, and rounding then stops the decay. CPUs take ten times as long for denormals, so m is set to 0. */
+ * denormal, where rounding stops the decay. CPUs take ten times as long for denormals, so m is then set to 0. */
 #ifndef MT_ADAMW_VALUE_H
 #define MT_ADAMW_VALUE_H
 

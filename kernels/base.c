@@ -22,10 +22,10 @@ uint32_t str_codepoint(const char *s, int n)
     return code;
 }
 
-/* Control characters; then Unicode characters that reorder, break or hide text: bidirectional controls, line and
- * paragraph separators, soft hyphens, fillers, invisible operators, music controls and tags; last, surrogates and
- * numbers above U+10FFFF, which UTF-8 may not encode. Joiners (U+200C, U+200D) and variation selectors are allowed:
- * they are parts of words and emoji. */
+/* Control characters; Unicode characters that reorder, break or hide text: bidirectional controls, line and paragraph
+ * separators, soft hyphens, fillers, invisible operators, music controls and tags; surrogates and numbers above
+ * U+10FFFF, which UTF-8 may not encode. Joiners (U+200C, U+200D) and variation selectors are allowed: words and emoji
+ * have them. */
 static bool is_unprintable(uint32_t code)
 {
     static const uint32_t ranges[][2] = {
@@ -171,8 +171,8 @@ static atomic_uint_fast64_t n_progress;
 
 void progress(void) { atomic_fetch_add_explicit(&n_progress, 1, memory_order_relaxed); }
 
-/* Page faults count as progress: they are the only sign of a long copy out of a mapped file. They do not count under
- * ThreadSanitizer, whose own records cause page faults every second, also in a process that hangs. */
+/* Page faults count as progress: they are the only sign of a long copy out of a mapped file. Under ThreadSanitizer they
+ * do not count, as its own records cause page faults even in a process that hangs. */
 uint64_t progress_count(void)
 {
     const uint64_t n = atomic_load_explicit(&n_progress, memory_order_relaxed);

@@ -1,8 +1,8 @@
 /* base.h - errors, log, clock, memory, small macros, for every file of moetrain.
  *
- * There are three kinds of failure. An error that the user can fix (a file, a configuration, the data) returns -1 and
- * fills a struct err. A bug stops the process with file and line (MT_REQUIRE). When host memory for small structures
- * runs out, mem_alloc stops the process with the size of the request; it never returns NULL. */
+ * There are three kinds of failure. For an error that the user can fix (a file, a configuration, the data) a function
+ * returns -1 and fills a struct err. A bug stops the process with file and line (MT_REQUIRE). When host memory for
+ * small structures runs out, mem_alloc stops the process with the size of the request. */
 #ifndef MT_BASE_H
 #define MT_BASE_H
 
@@ -35,7 +35,7 @@ int err_prefix(struct err *e, const char *fmt, ...) MT_PRINTF(2, 3);
 void log_info(const char *fmt, ...) MT_PRINTF(1, 2); /* one line to standard error */
 void log_warn(const char *fmt, ...) MT_PRINTF(1, 2); /* one line that begins with "warning: " */
 /* This process is one of several: warnings and fatal errors begin with "rank N: ", except on rank 0. Only rank 0 prints
- * info; only one rank per machine (`speaks`) prints warnings, as all ranks would print the same. */
+ * info, and one rank per machine (`speaks`) warnings. */
 void log_rank(int rank, bool speaks);
 
 /* Prints file, line, condition and message, then aborts: only for bugs and failed devices. */
@@ -46,25 +46,23 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
         if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \
     } while (0)
 
-/* Prints "moetrain: error: " and the message, and ends the process: for a lack of memory or threads that no caller
- * could handle. */
+/* Prints "moetrain: error: " and the message, and ends the process: for a lack of memory or threads. */
 void end_with_error(const char *fmt, ...) MT_PRINTF(1, 2) __attribute__((noreturn));
 
-/* die_at calls `wait`, which may be NULL, before it aborts. When another rank is lost, the device of this rank fails
- * too. The watch thread (comm.h) knows the cause and ends the process during this wait. */
+/* die_at calls `wait`, which may be NULL, before it aborts. When another rank is lost, this rank's device fails too;
+ * during the wait the watch thread (comm.h), which knows the cause, ends the process. */
 void die_after(void (*wait)(void));
 
 double clock_ms(void); /* monotonic */
 
-/* Heartbeat for the hang detector; any thread calls it for every piece of work that may take long (an op, bytes read or
- * written, a row of data). The count distinguishes a slow rank from one that hangs. */
+/* Heartbeat for the hang detector: any thread calls it for every piece of work that may take long (an op, bytes read or
+ * written, a row of data). */
 void progress(void);
 uint64_t progress_count(void);
 
-/* Zeroed host memory, never NULL (on failure the process stops with a message); free with mem_free, which accepts NULL.
- * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes the rest. mem_reserve grows an
- * array of *cap elements when `need` is larger, and at least doubles *cap, so that adding elements one by one stays
- * cheap. */
+/* Zeroed host memory, never NULL; free with mem_free, which accepts NULL. mem_array checks count * size for overflow.
+ * mem_grow keeps the old content and zeroes the rest. mem_reserve grows an array of *cap elements when `need` is
+ * larger, and at least doubles *cap. */
 void *mem_alloc(int64_t bytes);
 void *mem_array(int64_t count, int64_t size);
 void *mem_grow(void *p, int64_t old_count, int64_t new_count, int64_t size);
@@ -81,7 +79,7 @@ bool i64_mul(int64_t a, int64_t b, int64_t *out);
 bool i64_add(int64_t a, int64_t b, int64_t *out);
 
 /* Bytes of the printable UTF-8 character at s (a C string). 0: a control character other than a tab, one that reorders
- * or hides text, or invalid UTF-8. A hostile file or server could control a terminal by such bytes. */
+ * or hides text, or invalid UTF-8: by such bytes a hostile file or server could control a terminal. */
 int str_printable(const char *s);
 char *str_mask(char *text); /* one printable line, in place: a line feed becomes a blank, other unprintable bytes "?" */
 uint32_t str_codepoint(const char *s, int n); /* of a valid character of n bytes */
@@ -99,7 +97,7 @@ char *str_count(char buf[32], int64_t count);
 char *str_seconds(char buf[32], double seconds);
 const char *str_plural(int64_t count); /* "" for 1, else "s" */
 
-/* Shared libraries, opened at first use, so that the program also runs without them. library_open: the first of
+/* Shared libraries, opened at first use, so that the program also runs without them. library_open returns the first of
  * names[n] that opens, or NULL; it also looks in NVIDIA's packages in the Python environment of the executable.
  * library_find sets the pointers of all calls. Its error names the library (`what`) and the first missing function. */
 struct library_call {
@@ -112,7 +110,7 @@ bool library_beside(char path[MT_PATH], const char *executable, const char *name
 void *library_open(const char *const *names, int64_t n);
 int library_find(void *library, const char *what, const struct library_call *calls, int64_t n, struct err *e) MT_CHECK;
 
-/* Counter-based random numbers: a function of key and counter only, so results do not depend on the order of use. */
+/* Counter-based random numbers: results do not depend on the order of use. */
 uint64_t rng_u64(uint64_t key, uint64_t counter);
 double rng_uniform(uint64_t key, uint64_t counter);   /* [0, 1) */
 uint64_t rng_key(uint64_t seed, const char *purpose); /* a separate stream for each purpose */

@@ -10,13 +10,13 @@
 typedef void cgroup_visit(void *user, const char *root, const char *dir, int version);
 void cgroup_each(const char *root, const char *controller, cgroup_visit *visit, void *user);
 
-/* Opens FILE in directory dir below root; NULL when it cannot be opened. cgroup_number reads its first number; false
- * when it has none ("max"). */
+/* Opens `file` in directory dir below root; NULL: failed. cgroup_number reads its first number; false: it has none
+ * ("max"). */
 FILE *cgroup_open(const char *root, const char *dir, const char *file);
 bool cgroup_number(const char *root, const char *dir, const char *file, long long *value);
 
-/* The number of CPUs that the quotas allow, rounded down, at least 1. The kernel pauses a process that keeps more
- * threads busy. INT_MAX without a quota. */
+/* The number of CPUs that the quotas allow, rounded down, at least 1; INT_MAX without a quota. The kernel pauses a
+ * process that keeps more threads busy. */
 int cgroup_cpus(const char *root);
 
 #endif

@@ -76,8 +76,8 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
     return choice_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
 }
 
-/* The largest numbers of rows for which cuda_few_rows is fastest: mean rows per expert; mean rows per expert if the
- * alternative is a kernel that reads packed experts; rows of one matrix. */
+/* The most rows for which cuda_few_rows is fastest: per expert on average; the same where the alternative is a kernel
+ * that reads packed experts; of one matrix. */
 enum { FEW_OF_EXPERT = 8 /* mean */, FEW_OF_PACKED = 4, FEW_OF_MATRIX = 16 };
 
 static int64_t few_most(const struct device *dev, const struct proj *proj, int64_t n_row)
@@ -144,7 +144,7 @@ static int64_t tiles(int64_t n_row, int64_t n_out)
     return ((n_row + DENSE_ROWS - 1) / DENSE_ROWS) * ((n_out + DENSE_COLS - 1) / DENSE_COLS);
 }
 
-/* n_row x n_out as a share of the elements that all rounds could compute; in a round each of DIVISION_SM
+/* n_row x n_out as a share of the elements that all rounds could compute. In a round each of DIVISION_SM
  * multiprocessors computes one tile. */
 static double occupancy(int64_t n_row, int64_t n_out)
 {

@@ -1,6 +1,6 @@
 /* choice.h - which kernel computes a product: host C for the CUDA backend, which launches it, and for plans, which
- * count its memory and time. The answers depend on their arguments alone, never on measured times, so that runs
- * are repeatable. */
+ * count its memory and time. The answers depend on the arguments alone, never on measured times, so runs are
+ * repeatable. */
 #ifndef MT_CHOICE_H
 #define MT_CHOICE_H
 
@@ -12,12 +12,11 @@ extern "C" {
 
 #define ARCH_BIT(arch) (1u << (arch))
 
-/* The architecture whose kernels fit a compute capability (90: 9.0). It does not check that the program contains
- * them. */
+/* The architecture whose kernels fit a compute capability (90: 9.0), even if the program lacks them. */
 enum cuda_arch choice_arch(int capability);
 
-/* The number of multiprocessors (an H100's) for which sums are divided and kernels are chosen. It is a constant, so the
- * bits do not depend on the GPU. Grid sizes change no bits and follow the GPU's actual number. */
+/* The number of multiprocessors (an H100's) for which sums are divided and kernels are chosen: a constant, so the bits
+ * do not depend on the GPU. Grid sizes change no bits and follow the GPU's actual number. */
 enum { DIVISION_SM = 132 };
 
 /* ---- products of routed experts */
@@ -50,28 +49,24 @@ enum grouped_way choice_grouped_of(const struct device *dev, const struct proj *
 /* Whether products read packed experts, without a decoded copy in memory. */
 static inline bool grouped_is_packed(enum grouped_way way) { return way >= GROUPED_PACKED_96 && way <= GROUPED_DECODE; }
 bool choice_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
-/* Whether products that read packed experts are also faster than products that read bf16 experts
- * (train.decoded_layers). */
+/* Whether products that read packed experts are faster than those of bf16 experts (train.decoded_layers). */
 bool choice_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
-/* Extra time of products that read packed experts, as a share of the floor of products in bf16, by rows per expert: 0
- * up to 192, 7 % at 512 (gpt-oss-20b on an H200, tests/notebook/decode.md). With balanced experts it is 0 up to 256
- * rows, but routers are not balanced. */
+/* Extra time of products that read packed experts, as a share of the floor of bf16 products (device.h): 0 up to 192
+ * rows per expert, 7 % at 512 (gpt-oss-20b on an H200, tests/notebook/decode.md). */
 double choice_packed_share(double rows);
-/* Whether cuda_few_rows, which reads w once in its format, computes the forward product of n_row rows. It does so only
- * in passes in which a model samples text (they set dev->steady_rows), and there only if an expert has few rows on
- * average or, in a layer without experts, the matrix has. */
+/* Whether cuda_few_rows, which reads w once in its format, computes the forward product of n_row rows: only in passes
+ * that sample text (dev->steady_rows), if n_row is small, for experts on average. */
 enum { FEW_COLS = 16, FEW_DEPTH = 32 }; /* sizes of its tiles: output columns; depth */
 bool choice_few_rows(const struct device *dev, const struct proj *proj, int64_t n_row);
 /* Whether the device has kernels of FP8 products. Other devices round the rows in the same way and multiply in bf16 or
  * f32. */
 bool choice_fp8_products(const struct device *dev);
 
-/* Whether one kernel (cuda_grouped_pass) reads dy once for the gradient of an adapter's B [out, r] and for the product
- * dy B; else two kernels read it. */
+/* Whether one kernel (cuda_grouped_pass) computes the gradient of an adapter's B [out, r] and the product dy B, and
+ * reads dy once; else two kernels read it. */
 bool choice_one_pass(enum cuda_arch arch, int64_t r);
 
-/* Whether products of bf16 experts use the kernels of sm90/. These read a copy of the rows in expert order faster than
- * gathered rows. */
+/* Whether products of bf16 experts use the kernels of sm90/, which read a copy of the rows in expert order. */
 enum { GROUPED_TMA_OUT = 64 }; /* the least n_out of these kernels */
 bool choice_grouped_tma(enum cuda_arch arch, int64_t n_out);
 
@@ -87,18 +82,18 @@ bool choice_delta_chunks(enum cuda_arch arch);
 
 /* ---- dense products and the loss head */
 
-/* A tile of the product of sm90/dense_wgmma.cu. */
+/* A tile of sm90/dense_wgmma.cu. */
 enum { DENSE_ROWS = 128, DENSE_COLS = 192 };
-/* Whether the product of sm90/dense_wgmma.cu, with the adapter in its accumulators, is faster than cuBLASLt and a
- * kernel that adds the adapter. */
+/* Whether sm90/dense_wgmma.cu, which adds the adapter in its accumulators, is faster than cuBLASLt and a kernel for the
+ * adapter. */
 bool choice_fused_dense(enum cuda_arch arch, int64_t n_row, int64_t n_out);
-/* Whether the product of sm90/dense_wgmma.cu is faster than cuBLASLt for the gradient of the loss head's input. */
+/* Whether sm90/dense_wgmma.cu is faster than cuBLASLt for the gradient of the loss head's input. */
 bool choice_fused_head(enum cuda_arch arch, int64_t n_row, int64_t n_out);
 /* Whether the loss head keeps exponentials in bf16 instead of logits in f32. */
 bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab, float cap);
 /* Bytes of a logit in the scratch of linear_ce. */
 int64_t choice_logit_bytes(const struct device *dev, int64_t n_vocab, float cap);
-/* Rows of a chunk of the loss head, at most `chunk`: the number whose tiles occupy the GPU best. It does not depend on
+/* Rows of a chunk of the loss head, at most `chunk`: the number whose tiles fill the GPU best. It does not depend on
  * the number of labels, so that fewer labels than in the dry run never need more scratch. */
 int64_t choice_head_rows(enum cuda_arch arch, int64_t chunk, int64_t n_in);
 

@@ -10,16 +10,16 @@ extern "C" {
 
 struct ops; /* kernels/ops/ops.h */
 
-/* Minimum work of an op: FLOPs of its products; bytes of every input read once and every output written once; and bytes
- * for decoding 4-bit weights to bf16 before the product. fp8: the FLOPs of FP8 products among flops, which run at twice
- * the roof. dense: a library computes the products, with all instructions of the device. */
+/* Minimum work of an op: FLOPs of its products; bytes of inputs read once and outputs written once; bytes for decoding
+ * 4-bit weights to bf16 before the product. fp8: the part of flops that FP8 products do, at twice the rate. dense: a
+ * library computes the products, with the device's fastest instructions. */
 struct cost {
     double flops, bytes, decode, fp8;
     bool dense;
 };
-/* Roofs: FLOPs and bytes per second of a large product and a large copy; on a GPU, milliseconds of the smallest op,
- * which zeroes 4 bytes (prof_measure_roofs). 0: not measured. portable_flops: of a large product with the instructions
- * of the portable kernels alone, where these run on a GPU that has faster ones; 0: no such difference. */
+/* Roofs: FLOPs and bytes per second of a large product and a large copy; on a GPU, milliseconds of the smallest op
+ * (prof_measure_roofs). 0: not measured. portable_flops: FLOPs per second of a large product by the portable kernels,
+ * if these run on a GPU that has faster instructions; else 0. */
 struct roofs {
     double flops, bytes, launch_ms, portable_flops;
 };
@@ -28,14 +28,14 @@ static inline double roofs_kernel_flops(const struct roofs *r)
 {
     return r->portable_flops > 0 ? r->portable_flops : r->flops;
 }
-/* The floor: the shortest time of this work with these roofs; decoding precedes the product. 0 without roofs. */
+/* The floor: the shortest time of this work with these roofs. Decoding precedes the product. 0 without roofs. */
 static inline double cost_ms(const struct roofs *r, const struct cost *c)
 {
     const double rate = c->dense ? r->flops : roofs_kernel_flops(r);
     return rate > 0 ? 1e3 * (MT_MAX((c->flops - c->fp8 / 2) / rate, c->bytes / r->bytes) + c->decode / r->bytes) : 0;
 }
 
-/* A call of an op, between two marks of the device. */
+/* A call of an op, timed by two marks (mark of struct ops). */
 enum { DEV_ARENAS = 3 };
 struct op_call {
     const char *name;
@@ -43,7 +43,7 @@ struct op_call {
     struct cost cost;
     int64_t used[DEV_ARENAS]; /* bytes used of weights, state and work when the op was issued */
 };
-/* Where calls are recorded: call i is between the marks 2i + 2 and 2i + 3. */
+/* Recorded calls: call i is between the marks 2i + 2 and 2i + 3. */
 struct recorder {
     struct op_call *calls;  /* [cap] */
     int64_t n, cap, n_lost; /* n_lost: calls beyond cap, which ran untimed */
@@ -58,7 +58,7 @@ enum cuda_arch { CUDA_SM80, CUDA_SM90, CUDA_SM100, CUDA_SM120 };
 struct device_card {
     char name[48]; /* as device.name says it */
     int64_t bytes, host_bytes;
-    enum cuda_arch arch; /* of its kernels */
+    enum cuda_arch arch; /* whose kernels run */
     bool integrated;     /* its memory is that of the host */
 };
 enum { GPU_CAPABILITY = 80 }; /* the least compute capability that the CUDA kernels run on: 8.0 */
@@ -78,44 +78,44 @@ struct device {
     bool dry_run;    /* made by device_dry_run */
     int n_threads;
     int64_t expert_group; /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
-    bool steady_rows;   /* in passes that sample: on a CPU the bits of a token do not depend on the pass's other tokens;
-                           on a GPU those of a product's row, only where choice_few_rows */
-    bool collectives;   /* collectives run beside kernels, so blocks of a launch must not wait for each other */
-    int n_ticket;       /* tickets that device_tickets has given */
-    double flops;       /* FLOPs of all ops so far, counted by the wrappers */
-    double floor_ms;    /* cost_ms of all ops so far */
-    struct cost op;     /* of the op in the wrapper */
-    struct roofs roofs; /* zero until prof_measure_roofs */
+    /* Set in passes that sample text: on a CPU the bits of a token do not depend on the other tokens of the pass; on a
+     * GPU this holds for rows of products where choice_few_rows is true. */
+    bool steady_rows;
+    bool collectives;          /* they may run beside kernels, so blocks of a launch must not wait for each other */
+    int n_ticket;              /* tickets in use (device_tickets) */
+    double flops;              /* FLOPs of all ops so far, counted by the wrappers */
+    double floor_ms;           /* cost_ms of all ops so far */
+    struct cost op;            /* of the op in the wrapper */
+    struct roofs roofs;        /* zero until prof_measure_roofs */
     struct recorder *recorder; /* records the calls of ops (prof.h); NULL: no profile */
-    struct device_card card;   /* of device_open_card; zero: use the free memory */
+    struct device_card card;   /* of device_open_card, else zero */
     struct arena weights, state, work;
     struct arena host; /* pinned host memory that ops can read: what train.offload keeps off the device */
 };
 
-/* The backends. The first call of ops_cuda opens a GPU: the first, or that of ops_cuda_choose. ops_cuda returns NULL,
- * and err says why, in a build without CUDA and on a machine without a usable GPU. portable: use the kernels for every
- * GPU since Ampere, also on Hopper. ops_cpu and ops_cpu64 return NULL on a processor without the instructions that they
- * were compiled for. */
+/* The backends. The first call of ops_cuda opens GPU 0, or that of ops_cuda_choose. It returns NULL, and err says why,
+ * in a build without CUDA or without a usable GPU. portable: use the kernels of CUDA_SM80 on any GPU. ops_cpu and
+ * ops_cpu64 return NULL on a processor without the instructions that they were compiled for. */
 const struct ops *ops_cpu(void);   /* F32 */
 const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
 const struct ops *ops_cuda(bool portable, struct err *err);
-/* For --version: ops_cpu_library "OpenBLAS 0.3.21 ...", ops_cuda_built the GPU architectures in this program,
- * ops_cuda_found the CUDA and NCCL versions of this machine. */
+/* For --version: the CPU's library, as "OpenBLAS 0.3.21 ..."; the GPU architectures in this program (ops_cuda_built);
+ * the CUDA and NCCL versions of this machine (ops_cuda_found). */
 const char *ops_cpu_library(void);
-/* *n = the number of threads that OpenMP starts by default, limited by the CPU quota of the control group and to 512.
- * An error when the system refuses that many; OpenMP would end the process without a message. */
+/* *n = the number of threads that OpenMP starts by default, at most the CPU quota of the control group and 512. An
+ * error when the system refuses them, for OpenMP would end the process without a message. */
 int ops_cpu_threads(int *n, struct err *err) MT_CHECK;
 const char *ops_cuda_built(void);
 const char *ops_cuda_found(char text[160]);
 /* Call before the first ops_cuda: selects GPU n, or the only GPU that this process sees. */
 void ops_cuda_choose(int n);
 int ops_cuda_count(void); /* number of GPUs that this process sees; the process must not fork afterwards */
-/* For tests: launches take n multiprocessors of the open GPU, at most all; 0: all. Returns the number that they take.
- * The bits of the outputs do not depend on it. */
+/* For tests: launches take n multiprocessors of the open GPU, at most all; 0: all. Returns their number. The bits of
+ * the outputs do not depend on it. */
 int ops_cuda_sms(int n);
 
-/* The op table for a GPU that this machine does not have, with the kernels for `arch`, in every build. No op can be
- * called; dry runs take the scratch of those kernels. */
+/* The op table for dry runs for a GPU that this machine lacks, in every build: with the scratch of the kernels for
+ * `arch`. No op can be called. */
 const struct ops *ops_absent_gpu(enum cuda_arch arch);
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto": cuda if available, else the CPU (device_why_cpu).
@@ -125,23 +125,21 @@ const char *device_why_cpu(void); /* why "auto" chose the CPU; NULL: it did not 
 void device_log_choice(void);     /* logs device_why_cpu, once */
 /* device_open for a plan: "cuda" also works without a GPU or a build with CUDA. The device is only for dry runs. */
 int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
-/* device_open_plan for a GPU of `card`, regardless of this machine and build. */
+/* device_open_plan for the GPU `card`, on any machine and build. */
 int device_open_card(struct device *dev, const struct device_card *card, const char *dtype, struct err *err) MT_CHECK;
 /* The CPU device in F64, for tests and checks. */
 void device_open_oracle(struct device *dev);
-/* A device for a dry run, with the dtypes and op table of `like`. It computes nothing; its arenas record their peaks.
- */
+/* A device for a dry run, with the dtypes and op table of `like`; its arenas record their peaks. */
 void device_dry_run(struct device *dev, const struct device *like);
-/* Allocates one arena of exactly `bytes`. Error: not enough memory, with both numbers. */
+/* Allocates one arena of exactly `bytes`. Error: not enough memory. */
 int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err) MT_CHECK;
-/* device_reserve for dev->host. */
 int device_reserve_host(struct device *dev, int64_t bytes, struct err *err) MT_CHECK;
-/* Whether tensors on the device and host memory are the same memory: a CPU, an integrated GPU. */
+/* Whether tensors are in host memory: on a CPU or an integrated GPU. */
 bool device_in_host_memory(const struct device *dev);
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is valid */
 
-/* The wrappers call these around every op. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms.
- * part distinguishes calls of one op that differ in kind (ops_check.h); 0: no parts. */
+/* The wrappers call these around every op. The end adds the op's cost, dev->op, to dev->flops and dev->floor_ms. part
+ * distinguishes calls of one op in a profile (RUN in ops_check.h). */
 void device_op_begin(struct device *dev, const char *name, int64_t part);
 void device_op_end(struct device *dev);
 
@@ -152,10 +150,10 @@ void device_zero(struct device *dev, struct tensor x);
 void device_host_copy(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket); /* after_ops */
 void device_host_copy_at_once(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket);
 void device_host_join(struct device *dev, int ticket);
-/* Gives n tickets that nothing else of the model uses; returns the first. model_open takes all back. */
+/* Reserves n tickets (ops.h); returns the first. model_open takes all back. */
 int device_tickets(struct device *dev, int n);
-/* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. In a dry run these and the
- * functions above copy nothing, and reads return zeros. */
+/* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. In a dry run these and the functions above copy
+ * nothing, and reads return zeros. */
 void device_set(struct device *dev, struct tensor x, const double *values);
 void device_get(struct device *dev, double *values, struct tensor x);
 /* device_set and device_get with floats; a plain copy when dtypes agree. */

@@ -1,9 +1,9 @@
 /* hash.c - SHA-256 and SHA-1 (FIPS 180-4) in blocks of 64 bytes, and HMAC. SHA-256 uses the x86 instructions where
  * available, since hashing limits the speed of a download.
  *
- * hash_sum: the sum of word * key(its place in a block) * factor(its block) mod 2^128, over words of 64 bits and blocks
- * of 4 KiB. Keys and factors are random numbers, factors are odd. A single changed word always changes the sum; of
- * several changed words one pattern in about 2^64 does not. One core of an EPYC sums 11 to 16 GB/s. */
+ * hash_sum is the sum of word * key(place in its block) * factor(its block) mod 2^128, over words of 64 bits and blocks
+ * of 4 KiB. Keys and factors are random, factors odd. A single changed word always changes the sum; of several changed
+ * words one pattern in about 2^64 does not. One core of an EPYC sums 11 to 16 GB/s. */
 #include "kernels/hash.h"
 
 #include <pthread.h>
@@ -230,8 +230,8 @@ hash_sum hash_sum_factor(uint64_t key) { return ((hash_sum)rng_u64(key, 0) << 64
 
 uint64_t hash_sum_fold(hash_sum sum) { return rng_u64((uint64_t)(sum >> 64), (uint64_t)sum); }
 
-/* The sum of n bytes of one block. The first one is byte `skip` of the word that has the first key. Four sums, because
- * the additions of one would wait for each other. */
+/* The sum of n bytes of one block, which begin at byte `skip` of the word whose key is key[0]. It adds four sums at a
+ * time, because the additions of one would wait for each other. */
 static hash_sum sum_block(const uint64_t *key, int64_t skip, const uint8_t *data, int64_t n)
 {
     hash_sum sum[4] = {0};

@@ -1,12 +1,10 @@
-/* hash.h - SHA-256, HMAC-SHA256, the SHA-1 by which git names a file, and a fast checksum of large data. Used by all
- * rooms: the hub lists a hash of each file, ranks prove by HMAC that they have the key of a run, and the checksum shows
- * whether weights have changed. */
+/* hash.h - SHA-256, HMAC-SHA256, the SHA-1 by which git names a file, and a fast checksum of large data. */
 #ifndef MT_HASH_H
 #define MT_HASH_H
 
 #include "kernels/base.h"
 
-#define HASH_HEX 65 /* the longest name and its NUL */
+#define HASH_HEX 65 /* bytes of the longest text of a hash, the final NUL included */
 #define HASH_MAC 32 /* bytes of an HMAC */
 
 /* Bytes are added in pieces. A copy of the struct is the hash of the bytes so far. */
@@ -29,8 +27,8 @@ void hash_mac_end(struct hash *h, const void *key, int64_t key_bytes, uint8_t ma
 /* Comparison in constant time. */
 bool hash_mac_equal(const uint8_t a[HASH_MAC], const uint8_t b[HASH_MAC]);
 
-/* A checksum of bytes and their positions, which detects accidents but not an adversary. The checksums of the parts of
- * some data, each at its position, add up to that of the whole, for any division, order and number of threads. */
+/* A checksum of bytes and their positions, which detects accidents but not an adversary. The checksums of parts of some
+ * data, each at its position, add up to that of the whole, for any division and order. */
 __extension__ typedef unsigned __int128 hash_sum;
 /* The checksum of the bytes at positions [at, at + bytes). */
 hash_sum hash_sum_of(int64_t at, const void *data, int64_t bytes, int n_threads);

@@ -1,12 +1,13 @@
-/* host_ring.h - items in pinned host memory that share n_slot places on the device: inputs of layers, activations of
- * mixers and networks, packed experts. Copies run beside the ops, on the streams of their tickets. From need to done in
- * each pass, item i is in place i % n_slot.
+/* host_ring.h - buffers in pinned host memory that share n_slot places on the device: the input of each layer,
+ * activations of its mixer or feed-forward part, or its packed experts. An item is what one layer has there. Item i
+ * uses place i % n_slot from host_ring_need to host_ring_done. Copies run beside the ops, with one ticket (ops.h) per
+ * place.
  *
- *   forward:   need(l) before the first op of layer l that uses its item, done(l) after the last. An item that is
- *              written goes to host memory then; the last n_slot of a pass stay on the device.
- *   backward:  the same in reverse. done(l) starts copying the next item to the place.
- *   frozen:    passes only read the items; place and keep copy them to host memory while loading. A pass leaves the
- *              first n_slot items on the device, for the next one. */
+ *   forward:   need(l) before the first op of layer l that uses its item, done(l) after the last. done copies the item
+ *              to host memory, except the last n_slot items of a pass, which stay on the device
+ *   backward:  the same in reverse, but done(l) starts copying the next item to the place
+ *   frozen:    passes only read the items, which host_ring_keep copies to host memory while loading; a pass leaves
+ *              the first n_slot items on the device, for the next pass */
 #ifndef MT_HOST_RING_H
 #define MT_HOST_RING_H
 
@@ -21,14 +22,14 @@ struct host_ring {
     int64_t n, n_slot;             /* items, ascending by layer; places on the device */
     int64_t n_host, host_bytes;    /* the first n_host items have host memory; bytes for each */
     int64_t first;                 /* the backward pass ends with this item */
-    int64_t *item, *bytes;         /* [n_layer] item of a layer, -1: none; [n] bytes that a copy of an item moves */
+    int64_t *item, *bytes;         /* [n_layer] item of a layer, -1: none; [n] bytes of an item */
     char **host;                   /* [n_host] on dev->host */
     char *slot[HOST_RING_SLOTS];   /* places on the device */
     int64_t held[HOST_RING_SLOTS]; /* frozen: the item in each place, or being copied to it */
     int ticket;                    /* of the first place */
     bool frozen;
-    bool keep;    /* items below `first` go to host memory too, for error messages that examine all items */
-    bool on;      /* the current pass uses it */
+    bool keep;    /* items below `first` go to host memory too: error messages examine all items */
+    bool on;      /* the current pass uses the ring */
     bool returns; /* frozen: the current pass has a backward */
 };
 
@@ -39,8 +40,8 @@ struct host_ring_use {
     int64_t n_host, bytes;
     bool frozen, keep;
 };
-/* Allocates on dev->host. The caller sets slot[], and bytes[] and `on` before each pass. Without items it does nothing,
- * like all functions below. A zeroed ring has no items. */
+/* Allocates on dev->host. The caller sets slot[], and before each pass bytes[] and `on`. Without items (also a zeroed
+ * ring) this and all functions below do nothing. */
 void host_ring_open(struct host_ring *r, struct device *dev, const struct host_ring_use *use);
 void host_ring_close(struct host_ring *r);
 /* The backward pass ends with layer `lowest`: it reads no items below. */

@@ -64,8 +64,8 @@ int64_t memory_room(const char *root)
     return MT_MIN(room, address_room(root));
 }
 
-/* The kernel allocates and clears a page at its first write; without free memory it would kill a process. A thread
- * writes 512 pages, a huge one, at a time. */
+/* The kernel allocates a page at its first write, and without free memory would kill a process then: so all pages are
+ * written here, 512 (a huge page) by each thread at a time. */
 void *memory_map(int64_t bytes)
 {
     const int64_t page = sysconf(_SC_PAGESIZE);

@@ -1,20 +1,20 @@
-/* policy_value.h - the loss of one completion in online RL, and its derivatives: the same code on the CPU and on GPUs,
- * in f64.
+/* policy_value.h - the loss of one completion (row) in online RL, and its derivatives: the same code on the CPU and on
+ * GPUs, in f64.
  *
- * lp, old, ref: log-probabilities of a token by the trained model, the old one, the reference; A the row's advantage, n
- * its tokens, w the weight of a token, m 0 where its entropy is below entropy_from, s the row's scale.
- * r = exp(lp - old) of a token, exp(mean(lp - old)) or exp(sum(lp - old)) of the row
- * l = -min(min(r, delta) A, clip(r, low, high) A), of CISPO -min(r, high) A lp with min(r, high) a constant
- * loss of a row = s sum_t (m w l + beta k - entropy_scale m H), k = exp(ref - lp) - (ref - lp) - 1, or k r
- * with POLICY_SUM: s w l of the row, without k */
+ * lp, old, ref: log-probabilities of a token by the trained model, the old one, the reference; H its entropy, w its
+ * weight, m 0 where H is below entropy_from, else 1; A the row's advantage, s its scale
+ *   r = exp(lp - old) of a token, exp(mean(lp - old)) or exp(sum(lp - old)) of the row
+ *   k = exp(ref - lp) - (ref - lp) - 1, with POLICY_K3_RATIO times r
+ *   l = -min(min(r, delta) A, clip(r, low, high) A), in CISPO -min(r, high) A lp with min(r, high) a constant
+ * loss of the row = s sum_t (m w l + beta k) - entropy_scale sum_t m H; with POLICY_SUM the first is w l of the
+ * row */
 #ifndef MT_POLICY_VALUE_H
 #define MT_POLICY_VALUE_H
 
 #include "kernels/format/minifloat.h"
 #include "kernels/ops/ops.h"
 
-/* A token: log-probabilities, entropy, weight. Without an old model `old` is logp; without a reference model
- * `reference` is logp. */
+/* A token: log-probabilities, entropy, weight. Without an old or a reference model theirs is logp. */
 struct policy_token {
     double logp, old, reference, entropy, weight;
 };
@@ -30,7 +30,7 @@ struct policy_clip {
     double loss, slope;
     bool low, high;
 };
-/* The share of a token in the sums of its row, and the derivatives of the row's loss. */
+/* What a token adds to the sums of its row, and the derivatives of the row's loss. */
 struct policy_share {
     double loss, kl, ratio, dnll, dentropy;
     bool low, high;

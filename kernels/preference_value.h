@@ -1,12 +1,14 @@
 /* preference_value.h - the loss of one pair of answers, or of one row of KTO, and its derivatives: the same code on the
  * CPU and on GPUs, in f64.
  *
- * p, r: log-probabilities of an answer by the model and by the reference, n its tokens; c chosen, j rejected.
- * DPO:   (1 - e) L(x) + e L(-x), x = beta ((p_c - r_c) - (p_j - r_j)), L(x) = -log sigmoid(x), e label smoothing
- * IPO:   (d - 1 / (2 beta))^2, d = (p_c - r_c) / n_c - (p_j - r_j) / n_j
- * SimPO: L(beta (p_c / n_c - p_j / n_j) - gamma)
- * ORPO:  NLL + beta L(odds(p_c / n_c) - odds(p_j / n_j)), odds(m) = m - log(1 - e^m); NLL: mean over all labels of c
- * KTO:   weight sigmoid(-x), x = beta (p - r - z), for a bad answer x = -beta (p - r - z) */
+ * p, r: log-probability of an answer by the model and by the reference, n its tokens; c chosen, j rejected;
+ * L(x) = -log sigmoid(x)
+ *   DPO:   (1 - e) L(x) + e L(-x), x = beta ((p_c - r_c) - (p_j - r_j)), e label smoothing
+ *   IPO:   (d - 1 / (2 beta))^2, d = (p_c - r_c) / n_c - (p_j - r_j) / n_j
+ *   SimPO: L(beta (p_c / n_c - p_j / n_j) - gamma)
+ *   ORPO:  NLL + beta L(odds(p_c / n_c) - odds(p_j / n_j)), odds(m) = m - log(1 - e^m); NLL: mean over all labels of c
+ *   KTO:   weight sigmoid(-x), x = beta (p - r - z), for a bad answer x = -beta (p - r - z); weight desirable or
+ *          undesirable, z the baseline */
 #ifndef MT_PREFERENCE_VALUE_H
 #define MT_PREFERENCE_VALUE_H
 

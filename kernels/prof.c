@@ -1,5 +1,5 @@
-/* prof.c - times ops with marks on the device, and measures the roofs of the device. Marks 0 and 1 are begin and end;
- * those of the calls follow (device.h). */
+/* prof.c - times ops with marks on the device (ops.h), and measures the roofs of the device. Marks 0 and 1 are begin
+ * and end of the recording; those of the calls follow. */
 #include "kernels/prof.h"
 
 #include <stdlib.h>
@@ -151,8 +151,8 @@ static void run_copies(const struct roof_test *t)
 }
 static void run_smallest(const struct roof_test *t) { t->dev->ops->zero(t->to.data, 4); }
 
-/* The time of a run. On a GPU the median, since its clock varies; `first` runs before the timed runs. On a CPU the
- * minimum, since other processes only slow it down; two runs suffice if they take ROOF_MS_CPU together. */
+/* The time of a run: on a GPU the median, since its clock varies, after `first` has run untimed; on a CPU the minimum,
+ * since other processes only slow it down, of two runs or more that take ROOF_MS_CPU together. */
 typedef void roof_run(const struct roof_test *);
 static double typical_ms(const struct roof_test *t, roof_run *run, roof_run *first, bool gpu)
 {

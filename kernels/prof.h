@@ -1,10 +1,6 @@
-/* prof.h - a profile: the device time of every op, with its FLOPs and bytes.
- *
- *   prof_begin   from here the ops are recorded; nothing waits for the device
- *   prof_end     waits, reads the marks, adds them to the rows and the events
- *
- * The records between begin and end are limited to PROF_RECORDS ops; further ops run untimed and are counted. Without a
- * profile (dev->recorder NULL) an op costs one comparison. */
+/* prof.h - a profile: the device time of every op, with its FLOPs and bytes. prof_begin starts recording, without
+ * waiting for the device; prof_end waits, and adds the times to rows and events. Between them at most PROF_RECORDS ops
+ * are timed; further ops are counted. Without a profile (dev->recorder NULL) an op costs one comparison. */
 #ifndef MT_PROF_H
 #define MT_PROF_H
 
@@ -16,7 +12,7 @@ extern "C" {
 
 enum { PROF_RECORDS = DEV_MARKS / 2 - 1, PROF_ROWS = 128 };
 
-/* All calls of one op in one part: the width of a product, the window of attention; 0: no parts. */
+/* All calls of one op with one part: the width of a product, the window of attention, or 0. */
 struct prof_row {
     const char *name;
     int64_t part, calls;
@@ -51,19 +47,18 @@ void prof_end(struct prof *p);
 void prof_cancel(struct prof *p); /* instead of prof_end: discards the records since prof_begin */
 /* The median of n values, at least 1: the mean of the two in the middle if n is even. Sorts x. */
 double prof_middle(double *x, int64_t n);
-/* When all begin-end pairs ran the same ops: keeps one pair, in which each call has the median of its times. Rows and
- * events are those of the pair; span_ms is the mean. */
+/* When all begin-end pairs ran the same ops: keeps the rows and events of one pair, in which each call has the median
+ * of its times. span_ms becomes the mean. */
 void prof_median(struct prof *p);
 void prof_close(struct prof *p); /* zeroed is valid */
 
-/* Fills dev->roofs: the rates of a large product and a large copy (GPU: median of 15, CPU: best of 5), and on a GPU the
- * time of the smallest op, which zeroes 4 bytes, in under 0.3 s. Where portable kernels run on a GPU that has faster
- * instructions, also the rate of a large product without those, in under 1 s.
- * Allocates separate memory (0.4 GB on a GPU) and frees it, so call it before the arenas are reserved. Error: not
- * enough memory. */
+/* Fills dev->roofs: the rates of a large product and a large copy (GPU: median of 15, CPU: best of 5), on a GPU the
+ * time of the smallest op, which zeroes 4 bytes, in under 0.3 s, and where portable kernels run on a GPU with faster
+ * instructions their rate of a large product, in under 1 s. Allocates separate memory (0.4 GB on a GPU) and frees it,
+ * so call it before the arenas are reserved. Error: not enough memory. */
 int prof_measure_roofs(struct device *dev, struct err *err) MT_CHECK;
-/* The rate of large products of random rows over this time (FLOP/s), which a GPU's power limits: below that of
- * prof_measure_roofs, whose products are few and repeat their rows. Uses free memory of the work arena; 0: there is not
+/* FLOP/s of large products of random rows during `seconds`, which the GPU's power limits: lower than that of
+ * prof_measure_roofs, whose products are few and repeat their rows. Uses free memory of the work arena; 0: not
  * enough. */
 double prof_sustained_flops(struct device *dev, double seconds);
 /* floor_ms / ms, at most 1. When ms is below the floor, the roofs were measured too low (other processes were running):

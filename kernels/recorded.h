@@ -5,8 +5,9 @@
 
 #include "kernels/ops/ops.h"
 
-/* What the ops of a pass depend on besides the contents of tensors. mark, end: of the work arena before and after the
- * tensors of the pass. places: a hash of the addresses of cache, adapters and recorded choices of experts. */
+/* What the ops of a pass depend on besides the contents of tensors. mark, end: use of the work arena before and after
+ * the pass allocates its tensors. places: a hash of the addresses of cache, adapters and recorded choices of
+ * experts. */
 struct recorded_key {
     int64_t n_tok, n_seq, mark, end;
     uint64_t places;
@@ -15,15 +16,15 @@ enum { RECORDED_PASSES = 64 };
 struct recordings {
     struct recorded_pass {
         struct recorded_key key;
-        int64_t used;    /* time of the last use; 0: an empty place */
+        int64_t used;    /* time of the last use; 0: empty */
         void *recording; /* NULL: the pass ran once, in single launches */
         double flops, floor_ms;
     } of[RECORDED_PASSES];
     int64_t time;
 };
 
-/* run(arg), or the replay of its ops, which are recorded when a key comes the second time. When all places are taken, a
- * new key replaces the least recently used one. */
+/* Calls run(arg). Its ops are recorded when a key comes the second time, and replayed from then on. At most
+ * RECORDED_PASSES keys are held; a new one replaces the least recently used. */
 void recorded_run(struct recordings *r, struct device *dev, const struct recorded_key *key, void (*run)(void *arg),
                   void *arg);
 void recorded_free(struct recordings *r, const struct device *dev); /* r may be zeroed */

@@ -1,5 +1,5 @@
-/* segments.c - cuts the rows of packed sequences where prefixes end. A base is cut at each prefix of the sequences that
- * continue it; these are one segment each. */
+/* segments.c - cuts the rows of packed sequences where prefixes end. A base (struct seqs of ops.h) is cut where a
+ * sequence continues it; each continuing sequence is one segment. */
 #include "kernels/segments.h"
 
 /* A base and the sequences that continue it: first .. end - 1. */

@@ -1,5 +1,4 @@
-/* segments.h - cuts the rows of packed sequences where prefixes end, for ops with a state (struct segments of ops.h).
- */
+/* segments.h - cuts the rows of packed sequences where prefixes end, for recurrent ops (struct segments of ops.h). */
 #ifndef MT_SEGMENTS_H
 #define MT_SEGMENTS_H
 

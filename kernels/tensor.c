@@ -1,5 +1,5 @@
-/* tensor.c - dtypes, views, the arena. Sizes are int64 products that the readers of files have
- * checked; here an overflow is a bug and stops the process. */
+/* tensor.c - dtypes, views, the arena. Readers of files have checked that sizes fit int64; here an overflow is a bug
+ * and stops the process. */
 #include "kernels/tensor.h"
 
 #include <math.h>

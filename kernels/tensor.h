@@ -19,7 +19,7 @@ float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* round to nearest even; NaN stays NaN; infinity from 65520 on */
 
 /* A row-major view with 1 to 3 dimensions. Rows (the last axis) are contiguous; `ld` is the distance between rows in
- * elements, so that a slice of columns is a view too. Zeroed means "absent" (ndim 0); in a dry run data is NULL, so
+ * elements, so a slice of columns is a view too. A zeroed struct (ndim 0) means "absent"; data is NULL in a dry run, so
  * test ndim. */
 struct tensor {
     void *data;

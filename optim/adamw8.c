@@ -1,5 +1,5 @@
-/* adamw8.c - AdamW whose moments are 8-bit codes with a scale per block, as bitsandbytes' blockwise optimizers have
- * them (arXiv:2110.02861). The update reads the moments before they are rounded. */
+/* adamw8.c - AdamW whose moments are 8-bit codes with a scale per block, as in bitsandbytes' blockwise optimizers
+ * (arXiv:2110.02861). The update reads the new moments before they are rounded. */
 #include "kernels/format/quant.h"
 #include "optim/optimizer.h"
 

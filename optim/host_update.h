@@ -1,5 +1,5 @@
 /* host_update.h - updates on the CPU, a layer at a time, while the GPU computes (struct host_update). host_update_open
- * and host_update_note require opt->cpu_update = true; the other functions do nothing without it. */
+ * and host_update_note require opt->cpu_update; without it the other functions do nothing. */
 #ifndef MT_HOST_UPDATE_H
 #define MT_HOST_UPDATE_H
 
@@ -10,7 +10,7 @@ void host_update_open(struct optimizer *opt, struct device *dev, struct tensor w
 void host_update_close(struct optimizer *opt); /* frees the tables */
 /* Call it when the gradients of a layer are complete for this step: copies them to the host. */
 void host_update_complete(const struct optimizer *opt, struct device *dev, int64_t layer);
-/* Copies the gradients of layers that host_update_complete was not called for, waits for all copies, and records the
+/* Copies the gradients of layers for which host_update_complete was not called, waits for all copies, and records the
  * step. host_update_need makes the updates. */
 void host_update_note(struct optimizer *opt, struct device *dev, double lr, double norm);
 /* Call it before ops that read the working copies of a layer: makes the layer's update of the recorded step. */

@@ -1,5 +1,5 @@
-/* optimizer.h - an optimizer over the flat arrays of all adapters: its states, clipping, the update on the device or, a
- * layer at a time, on the CPU (host_update.h).
+/* optimizer.h - an optimizer over the flat arrays of all adapters: its states, clipping, the update on the device, or
+ * on the CPU a layer at a time (host_update.h).
  *   g = grad * clip     clip = min(1, clip_norm / (norm + 1e-6)), 1 when clip_norm = 0 (torch's clip_grad_norm_) */
 #ifndef MT_OPTIMIZER_H
 #define MT_OPTIMIZER_H
@@ -10,16 +10,15 @@ enum { OPTIMIZER_STATES = 3 };
 struct optimizer;
 
 /* Elements of the flat arrays that are updated together. A layer has one group of replicated parameters and, with
- * expert parallelism, a second group with the parameters of its experts. Both are split where learning rates differ. */
+ * expert parallelism, another with the parameters of its experts, each split where learning rates differ. */
 struct param_group {
     int64_t first, n, layer;
-    bool divided;     /* experts that other ranks do not hold */
+    bool divided;     /* with expert parallelism: parameters of this rank's experts */
     double lr_factor; /* times the step's learning rate */
 };
 
-/* One update. */
 struct optimizer_step {
-    double lr, clip; /* the kind's functions get lr times the group's lr_factor */
+    double lr, clip; /* functions of the kind get lr times the group's lr_factor */
     int64_t n;       /* number of the update, from 1 */
 };
 
@@ -35,34 +34,34 @@ struct optimizer_kind {
     /* Updates param[first .. first+n-1]; states begin at opt->first. */
     void (*update)(struct device *dev, const struct optimizer *opt, int64_t first, int64_t n,
                    const struct optimizer_step *step);
-    /* Updates one group on the CPU; all arrays are in host memory. grad and working are the [n] of the group; it sets
-     * working = param, rounded to nearest even. The bits are those of update and op_cast on a GPU, with any number of
-     * threads. NULL: states and masters stay on the device. */
+    /* Updates one group on the CPU; all arrays are in host memory. grad and working are those of the group, [n]; it
+     * sets working = param, rounded to nearest even, with the bits of update and op_cast on a GPU. NULL: states and
+     * masters stay on the device. */
     void (*host_update)(const struct optimizer *opt, const struct param_group *group, const float *grad,
                         uint16_t *working, const struct optimizer_step *step, int n_threads);
 };
 extern const struct optimizer_kind optimizer_adamw, optimizer_adamw8;
 
-/* The update on the CPU: masters and states are in dev->host. The backward pass copies the gradients of a layer out
- * when they are complete. host_update_note only records the step. The CPU updates a layer when the next forward pass
- * reaches it, while the GPU computes the layers before it (host_update.c). */
+/* The update on the CPU, with masters and states in dev->host. The backward pass copies the gradients of a layer out
+ * when they are complete. host_update_note only records the step; the CPU updates a layer when the next forward pass
+ * reaches it, while the GPU computes the layers before it. */
 struct host_update {
     struct tensor grad;         /* [n_flat] f32, of the recorded step */
     struct tensor working;      /* [n_flat] bf16, to be copied to `to` */
     struct tensor to;           /* [n_flat] bf16 on the device: working copies of param */
     struct optimizer_step step; /* the recorded step */
     int64_t n_layer;
-    bool *copied, *pending; /* [n_layer] copied: this pass's gradients of the layer are on the host; pending: the
-                               layer's update for `step` is still to be made */
+    bool *copied, *pending; /* [n_layer] whether the layer's gradients of this pass are on the host; whether its
+                               update for `step` is still to be made */
     double *ms;             /* [1] the time of all updates so far */
-    int grad_ticket, working_ticket; /* for copies of grad to the host; for copies of working to the device */
+    int grad_ticket, working_ticket; /* of copies of grad to the host; of working to the device */
 };
 
 struct optimizer {
     const struct optimizer_kind *kind;
     struct tensor param, grad;             /* flat [n] stat, owned by the caller */
-    struct tensor state[OPTIMIZER_STATES]; /* [n_state] stat, for param[first .. first+n_state-1], the part that this
-                                              process updates; n_state < n only with ZeRO-1 */
+    struct tensor state[OPTIMIZER_STATES]; /* [n_state] stat, for param[first .. first+n_state-1], which this process
+                                              updates; n_state < n only with ZeRO-1 */
     struct tensor scale[OPTIMIZER_STATES]; /* [n_state / block] f32, of 8-bit states, which are u8 */
     struct tensor map;                     /* [2, 256] f32: values of the 8-bit codes, signed and unsigned */
     int64_t first, n_state;
@@ -72,7 +71,7 @@ struct optimizer {
     double beta1, beta2, eps, weight_decay, clip_norm;
     int64_t step;            /* number of updates done */
     bool host_states;        /* the states are in dev->host instead of dev->state */
-    bool cpu_update;         /* param is in dev->host too, and the CPU makes the update; not with ZeRO-1 */
+    bool cpu_update;         /* the CPU makes the update, with param too in dev->host; not with ZeRO-1 */
     struct host_update host; /* if cpu_update */
 };
 
@@ -87,7 +86,7 @@ void optimizer_alloc(struct optimizer *opt, struct device *dev);
 int64_t optimizer_state_bytes(const struct optimizer *opt);
 /* Counts a step. norm: of the whole gradient (op_sumsq). */
 struct optimizer_step optimizer_next(struct optimizer *opt, double lr, double norm);
-/* Makes one update, on the device. */
+/* One update, on the device. */
 void optimizer_update(struct optimizer *opt, struct device *dev, double lr, double norm);
 
 #endif

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-/* Returns the share of lr - min_lr that is left. done: share of the steps after the warm-up that have been made;
- * decayed: the same share, of WSD's decay steps. */
+/* Returns the share of lr - min_lr that is left. done: share of the steps after the warm-up that are done; decayed:
+ * share of WSD's decay steps. */
 static double rest_of(const struct schedule *s, double done, double decayed)
 {
     const double pi = 3.14159265358979323846;

@@ -1,8 +1,8 @@
 /* comm.c - groups of ranks and their collectives: wrappers, and the transport through host memory and sockets.
  *
- * All-reduce on the host processes the tensor in pieces. Each rank receives its part of a piece from all others, adds
- * in the order of ranks, and sends the sum to all. So the order of additions is fixed, and the scratch has a fixed
- * size. */
+ * All-reduce on the host divides the tensor into pieces, and a piece into a part for each rank. A rank receives its
+ * part from all others, adds in the order of ranks, and sends the sum to all: the order of additions and the size of
+ * the scratch are fixed. */
 #include "kernels/comm/comm.h"
 
 #include <stdio.h>
@@ -146,8 +146,8 @@ static void add_to(void *sum, const void *x, enum dtype t, int64_t n)
 #undef ADD
 }
 
-/* Reduce-scatter: own [n] = sum, in rank order, of the parts that all ranks send to this rank. send[p]: this rank's
- * part for rank p, of send_n[p] elements. */
+/* Reduce-scatter: own [n] = sum, in rank order, of what all ranks send to this rank. send[p]: send_n[p] elements for
+ * rank p. */
 static void exchange_and_add(struct comm *c, const char *op, char *own, const char *const *send, const int64_t *send_n,
                              int64_t n, enum dtype t, char *scratch)
 {

@@ -1,17 +1,15 @@
-/* comm_auth.c - mutual authentication: both ends of a connection prove that they belong to this run, before any data is
- * exchanged.
- *
- * All ranks of a run have one key (struct comm_place). A rank C that connects to a rank S:
+/* comm_auth.c - mutual authentication: before any data is exchanged, both ends of a connection prove that they have the
+ * key of this run (struct comm_place). A rank C connects to a rank S:
  *     C -> S   magic, nonce c
  *     S -> C   magic, nonce s
  *     C -> S   hello, HMAC(key, "hello", c, s, hello)
  *     S -> C   HMAC(key, "accept", c, s, hello)
  * Both nonces are fresh, so a recorded handshake cannot be replayed. The first word of each HMAC prevents the use of
- * one side's answer as the other's. Purpose and destination in the hello prevent its use at another rank. The data is
+ * one side's answer as the other's; purpose and destination in the hello prevent its use at another rank. The data is
  * not encrypted: this restricts who can connect, not who can read or change packets of others.
  *
- * The server polls all its sockets at once: a silent, slow or wrong connection is closed and counted, and blocks no
- * other. */
+ * The server polls all its sockets at once: it closes and counts silent, slow and wrong connections, and none blocks
+ * another. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include <errno.h>
 #include <netdb.h>

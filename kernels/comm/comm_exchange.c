@@ -1,4 +1,4 @@
-/* comm_exchange.c - messages to and from all other ranks of a group at once, observed by the watch. */
+/* comm_exchange.c - messages to and from all other ranks of a group at once. */
 #include "kernels/comm/comm_exchange.h"
 
 #include <errno.h>

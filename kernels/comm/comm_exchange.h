@@ -9,7 +9,7 @@ struct exchange {
     int rank, world;    /* of this process in the group; size of the group */
     const int *members; /* [world] the members' ranks in the group of all ranks */
     const char *op;
-    uint64_t call; /* of the group's calls */
+    uint64_t call; /* number of the call in the group */
 };
 /* One message to and one from each other rank. bytes < 0: none. */
 struct exchange_part {
@@ -17,8 +17,8 @@ struct exchange_part {
     void *recv;
     int64_t send_bytes, recv_bytes;
 };
-/* parts [world]; this rank's part is ignored. Every message has op and call: the run ends when ranks are not in the
- * same call. */
+/* parts [world]; this rank's part is ignored. Every message carries op and call: the run ends when they differ between
+ * ranks. */
 void exchange(const struct exchange *x, const struct exchange_part *parts);
 
 #endif

@@ -1,9 +1,8 @@
 /* comm_meet.c - the rendezvous of the ranks.
  *
  * Rank 0 listens at the master's address. Every other rank opens a listener, connects to rank 0, and both authenticate
- * (comm_auth.c). Later this connection carries the heartbeats of the hang detector (comm_watch.c). When all ranks are
- * connected, rank 0 sends the table of addresses. Each rank then connects and authenticates to all lower ranks, for
- * data. */
+ * (comm_auth.c); this connection later carries heartbeats (comm_watch.c). When all ranks are connected, rank 0 sends
+ * the table of addresses. Each rank then connects to all lower ranks and authenticates, for data. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -76,9 +75,8 @@ static bool is_loopback(const struct sockaddr_storage *a)
     return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-/* Opens a listener for the other ranks on the local address of `fd` (a connected or listening socket), and returns its
- * port in *port. `remote`: some ranks may be on other machines. If they cannot reach the address of `fd`, it listens on
- * all addresses. */
+/* Opens a listener for the other ranks on the local address of `fd` (a connected or listening socket), or on all
+ * addresses if that is a loopback and some ranks may be on other machines (`remote`). *port: its port. */
 static int listen_beside(int fd, bool remote, int backlog, int *port)
 {
     struct sockaddr_storage a;
@@ -232,8 +230,8 @@ static bool one_machine(const struct comm_place *p)
 }
 
 /* Listens at every address of the list that belongs to this machine. Returns 0, or the errno when there is none.
- * Without `loopback`, a loopback address is EADDRNOTAVAIL too: other machines resolve the name to another address. An
- * example is Debian's 127.0.1.1 for a machine's own name. */
+ * Without `loopback`, a loopback address is EADDRNOTAVAIL too: Debian, for example, gives a machine's own name
+ * 127.0.1.1, and other machines resolve the name to another address. */
 static int listen_at_all(struct auth_server *a, const struct addrinfo *list, bool loopback, int backlog)
 {
     int error = EADDRNOTAVAIL;
@@ -250,8 +248,8 @@ static int listen_at_all(struct auth_server *a, const struct addrinfo *list, boo
     return a->n_listeners ? 0 : error;
 }
 
-/* Rank 0: listens at the addresses of the master's name. It listens at all addresses of this machine when none of them
- * is both local and reachable from others: the name is a loopback here, or belongs to a router or load balancer. */
+/* Rank 0: listens at the addresses of the master's name, or at all addresses of this machine when none of those is both
+ * local and reachable: the name is a loopback here, or belongs to a router or load balancer. */
 static int listen_as_rank0(struct auth_server *a, const struct comm_place *p, struct err *err)
 {
     struct addrinfo *list;

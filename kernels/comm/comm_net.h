@@ -1,5 +1,5 @@
-/* comm_net.h - the connections used by kernels/comm/comm.h: a socket between any two ranks for data, and one from every
- * rank to rank 0 for the watch. Only for comm*.c and their tests. */
+/* comm_net.h - the connections behind kernels/comm/comm.h: a socket between any two ranks for data, and one from every
+ * rank to rank 0 for the watch, the hang detector (comm_watch.c). Only for comm*.c and their tests. */
 #ifndef MT_COMM_NET_H
 #define MT_COMM_NET_H
 
@@ -12,9 +12,9 @@ struct comm_ops; /* kernels/comm/comm.h */
 
 enum { NET_HOST = 64, NET_OP = 24, NET_TEXT = 1024, NET_NONCE = 32 };
 
-/* Address of a rank: an entry of the table that rank 0 sends. */
+/* Address of a rank, in the table that rank 0 sends. */
 struct net_peer {
-    char host[NET_HOST], address[64]; /* its machine; numeric address for the other ranks, "": the master's */
+    char host[NET_HOST], address[64]; /* name of its machine; numeric address, "": the master's */
     int32_t port, pid;
 };
 
@@ -41,7 +41,7 @@ struct comm_net {
     int wake[2]; /* a pipe that wakes the thread */
     pthread_t thread;
     pthread_mutex_t lock;   /* for all fields below, and for writing to `line` */
-    struct net_beat now;    /* own heartbeat; waiting_s is kept in since_ms */
+    struct net_beat now;    /* own heartbeat; since_ms in place of waiting_s */
     double since_ms;        /* start of the current op; 0: none */
     bool stop, ended;       /* the thread should end; the cause is known and the process is about to exit */
     bool *gone;             /* [world] sent NET_BYE, or is lost */
@@ -88,13 +88,13 @@ struct auth_server {
 };
 void auth_open(struct auth_server *a, int rank, int world, const uint8_t key[COMM_KEY]);
 void auth_close(struct auth_server *a); /* closes the listeners too */
-/* The socket of the next authenticated connection, its hello and its session; other connections are rejected meanwhile.
- * Or AUTH_LATE, or AUTH_RANK_LOST with the rank whose watch connection was closed meanwhile. */
+/* Returns the socket of the next authenticated connection, with its hello and session, or AUTH_LATE, or AUTH_RANK_LOST
+ * if the watch connection of rank *lost was closed meanwhile. Other connections are rejected. */
 enum { AUTH_LATE = -1, AUTH_RANK_LOST = -2 };
 int auth_accept(struct auth_server *a, const struct comm_net *net, double deadline_ms, struct net_hello *hello,
                 struct net_session *session, int *lost) MT_CHECK;
 
-/* Messages signed with the key, on an authenticated connection; `word` names their type. */
+/* Signed messages on an authenticated connection; `word` names their type. */
 int auth_write(int fd, const uint8_t key[COMM_KEY], const char *word, const struct net_session *s, const void *data,
                int64_t bytes, double deadline_ms) MT_CHECK;
 int auth_read(int fd, const uint8_t key[COMM_KEY], const char *word, const struct net_session *s, void *data,
@@ -117,8 +117,8 @@ void watch_stop(struct comm_net *net); /* all ranks have finished their last col
 void watch_enter(struct comm_net *net,
                  const char *op);       /* a collective begins on the host, or is issued to the device */
 void watch_leave(struct comm_net *net); /* that collective has ended on the host */
-/* Call it when a peer is gone: waits until the watch, which knows the cause, ends the process. If the watch does not,
- * this call ends it. */
+/* Call it when a peer is gone. The watch, which knows the cause, then ends the process; if it does not, this call ends
+ * it. */
 void watch_lost(struct comm_net *net, int peer, const char *what) __attribute__((noreturn));
 
 #endif

@@ -22,8 +22,8 @@ struct comm_place {
     double timeout_s; /* timeout for a rank without progress during a collective */
     double meet_s;    /* time limit for all ranks to connect; 0: COMM_MEET_S */
 
-    /* Proves that a process is a rank of this run; other connections are rejected. read_key: called before every
-     * attempt to reach rank 0, as the file may still have the key of an earlier run; NULL: `key` is set. */
+    /* Proves that a process is a rank of this run. read_key: called before every attempt to reach rank 0, as the file
+     * may still have the key of an earlier run; NULL: `key` is set. */
     uint8_t key[COMM_KEY];
     int (*read_key)(const struct comm_place *place, uint8_t key[COMM_KEY], struct err *err);
     char key_file[MT_PATH]; /* the file of read_key, for messages; "": none */

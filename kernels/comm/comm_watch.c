@@ -1,11 +1,11 @@
-/* comm_watch.c - the hang detector: a thread of every rank that notices a rank that died, stopped or is missing, and
- * ends the run.
+/* comm_watch.c - the hang detector: a thread of every rank that notices a rank that died, stopped or does not take part
+ * in a collective, and ends the run.
  *
  * Once a second each rank sends rank 0 a heartbeat with its step, its collective and the time in it; rank 0 answers
- * with its own. Rank 0 decides. A closed connection means that the process died; silence means a stopped process or a
- * lost machine. When a collective takes longer than the timeout, the cause is the rank that is not in it and made no
- * progress for as long: a slow disk still makes progress. Rank 0 prints the cause and sends it to all ranks, and every
- * process exits. A rank that loses rank 0 decides for itself. */
+ * with its own. A closed connection means that the process died; silence means a stopped process or a lost machine.
+ * When a collective takes longer than the timeout, the cause is a rank that has not entered it and made no progress
+ * (base.h) for as long. Rank 0 decides, prints the cause and sends it to all ranks, and every process exits. A rank
+ * that loses rank 0 decides for itself. */
 #include "kernels/comm/comm_net.h"
 
 #include <math.h>

@@ -46,16 +46,16 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Edge k of [0.1, 1] divided into `cells` equal cells. It is computed from the nearer end, as in torch.linspace, so
- * that its f32 value is the same. */
+/* Edge k of [0.1, 1] divided into `cells` equal cells, computed from the nearer end as in torch.linspace, for the same
+ * f32 value. */
 static float cell_edge(int k, int cells)
 {
     double step = (1.0f - 0.1f) / (float)cells;
     return (float)(k < (cells + 1) / 2 ? 0.1f + step * k : 1 - step * (cells - k));
 }
 
-/* bitsandbytes' dynamic map: 0, 1, and the centres of equal cells of the decades 10^(i-6) [0.1, 1], i = 0..6. A decade
- * has 2^i cells with both signs, or without signs 2^(i+1) cells. */
+/* bitsandbytes' dynamic map: 0, 1, and the centres of equal cells of the decades 10^(i-6) [0.1, 1], i = 0..6: 2^i cells
+ * with both signs, or 2^(i+1) without signs. */
 static void dynamic_map(float map[256], bool with_sign)
 {
     int n = 0;

@@ -1,9 +1,9 @@
 /* fakequant.h - the formats of fake quantisation, element by element, for the host and for GPUs: y = Q(x), the value
  * that a quantised x decodes to. kernels/format/README.md has the formulas, minifloat.h the roundings.
  *
- * x [E, out, in]. amax[e] is the largest magnitude of expert e, or less: then larger values are clipped. A block is
- * `block` elements along `in`, and bmax its largest magnitude. Everything is fp32; NaN and infinities are not allowed.
- */
+ * x [E, out, in]. amax[e] is the largest magnitude of expert e, or a smaller bound to which larger values are clipped.
+ * A block is `block` elements along `in`, bmax its largest magnitude. Everything is fp32, without NaN and
+ * infinities. */
 #ifndef MT_FAKEQUANT_H
 #define MT_FAKEQUANT_H
 
@@ -14,13 +14,12 @@
 extern "C" {
 #endif
 
-/* FQ_FP8_STORED: FP8 with the scale as files have it: codes are multiplied by it, x is divided by it. */
+/* FQ_FP8_STORED: FP8 with a scale as in files, which divides x and multiplies codes. */
 enum fakequant_kind { FQ_INT, FQ_FP8, FQ_FP8_STORED, FQ_NVFP4, FQ_MXFP4 };
-/* Model-Optimizer's: FQ_RECIP is its scale of FP8, FQ_KERNEL its kernel for fake NVFP4, FQ_CEIL its scale of MXFP4. */
+/* As in Model-Optimizer: FQ_RECIP its scale of FP8, FQ_KERNEL its kernel for fake NVFP4, FQ_CEIL its scale of MXFP4. */
 enum fakequant_rule { FQ_USUAL, FQ_RECIP, FQ_KERNEL, FQ_CEIL };
 
-/* One format. Its codes have `bits` bits; 4-bit codes lie two in a byte, the element with the even index in the low
- * half. */
+/* One format. 4-bit codes lie two in a byte, the element with the even index in the low half. */
 struct fakequant {
     enum fakequant_kind kind;
     enum fakequant_rule rule;
@@ -29,12 +28,10 @@ struct fakequant {
     int32_t qmin, qmax; /* FQ_INT: smallest and largest code */
 };
 
-/* Finds a format by its name. An error lists the names. Integer formats also take the suffix -narrow: codes from
- * -qmax. */
+/* Finds a format by its name. Integer formats also take the suffix -narrow: codes from -qmax. */
 int fakequant_parse(struct fakequant *f, const char *name, struct err *err) MT_CHECK;
 
-/* M of struct proj_quant (ops.h): w [n_row, in] += scale * b a, with the roundings that are stated there.
- * b [n_row, r], a [r, in] */
+/* M of struct proj_quant (ops.h): w [n_row, in] += scale * b a, rounded as stated there. b [n_row, r], a [r, in] */
 void fakequant_merge(float *w, const float *b, const float *a, int64_t r, float scale, int64_t n_row, int64_t n_in,
                      int n_threads);
 
@@ -44,8 +41,8 @@ MT_BOTH bool fakequant_reads_amax(const struct fakequant *f)
     return f->kind != FQ_MXFP4 && !(f->kind == FQ_INT && f->block);
 }
 
-/* The scale of one block or expert: x times or divided by `up` is in units of the codes; codes times or divided by
- * `down` are values. */
+/* The scale of one block or expert: `up` takes x to units of the codes, `down` codes to values, each as factor or
+ * divisor. */
 struct fakequant_scale {
     float up, down;
     float inverse; /* fl_inverse of the divisor; FQ_NVFP4: e2m1_inverse */
@@ -175,7 +172,7 @@ MT_BOTH float fakequant_multiplier(const struct fakequant *f, const struct fakeq
     return f->kind == FQ_INT && s->up > 0 ? fl_div(1, s->up) : s->down;
 }
 
-/* The straight-through gradient passes here: x is not clipped by amax. */
+/* Whether the straight-through gradient passes: x is not clipped. */
 MT_BOTH bool fakequant_passes(float x, float amax) { return fabsf(x) <= amax; }
 
 #ifdef __cplusplus

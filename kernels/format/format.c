@@ -1,5 +1,5 @@
-/* format.c - the table of formats, and what follows from their planes: sizes, parts of a stack. Sizes are int64
- * products that the readers of files have checked; here an overflow is a bug and stops the process. */
+/* format.c - the table of formats, and what follows from their planes: sizes, parts of a stack. Readers of files have
+ * checked that sizes fit int64; here an overflow is a bug and stops the process. */
 #include "kernels/format/format.h"
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* format.h - frozen weights: struct weight, a matrix or a stack of them, and struct format, a row per format in memory,
- * from which sizes, decoder and encoder follow. */
+/* format.h - frozen weights: struct weight, a matrix or a stack of them, and struct format, which describes a format in
+ * memory: sizes, decoder and encoder follow from it. A plane is one array of a weight: codes, scales, or a table. */
 #ifndef MT_FORMAT_H
 #define MT_FORMAT_H
 
@@ -16,15 +16,14 @@ extern "C" {
  *                   with nested absmax: absmax[i] = nested_map[q[i]] * nested_absmax[i / 256] + nested_offset
  *   WF_NVFP4  e2m1 nibbles, LOW nibble first, one e4m3 byte per 16 along the input axis, and one f32 per row, because
  *             the rows of gate and up, or of q, k and v, may come from matrices with different global scales
- *   WF_FP8    e4m3 bytes, and one f32 per row and `block` columns, per row as in NVFP4; the last block of a row may be
- *             shorter */
+ *   WF_FP8    e4m3 bytes, and one f32 per row (as in NVFP4) and `block` columns; a row's last block may be shorter */
 #define FORMATS(X)                                                                                                     \
     X(F32, f32) X(BF16, bf16) X(F16, f16) X(MXFP4, mxfp4) X(NF4, nf4) X(FP4, fp4) X(NVFP4, nvfp4) X(FP8, fp8)
 #define ID(id, row) WF_##id,
 enum weight_format { WF_NONE, FORMATS(ID) };
 #undef ID
 
-/* The arrays of a weight, in the order in which they are allocated and stored. A format uses some of them. */
+/* The planes, in the order in which they are allocated and stored. A format uses some of them. */
 enum plane_index {
     PLANE_DATA,
     PLANE_SCALE,
@@ -38,7 +37,7 @@ enum plane_index {
 };
 
 /* A frozen matrix [out, in], or a stack with one per expert [E, out, in] (n_exp = 1 for a dense one). Code for one
- * format reads planes by name; sizes, copies and files loop over plane[], which has the same order. */
+ * format reads planes by name, other code loops over plane[]. */
 struct weight {
     enum weight_format format;
     int64_t n_exp, n_out, n_in;
@@ -60,8 +59,8 @@ struct weight {
     bool scale2_divides; /* NVFP4: a scale is divided by scale2 (compressed-tensors), not multiplied (ModelOpt) */
 };
 
-/* What a plane has one entry for. Blocks run over the flat matrix, except those of PLANE_PER_ROW_BLOCK, which begin
- * with each row. PLANE_SHARED: a table of all matrices of the stack. */
+/* What a plane has one value for. Blocks run over the flat matrix, those of PLANE_PER_ROW_BLOCK begin with each row.
+ * PLANE_SHARED: a table for all matrices of the stack. */
 enum plane_unit {
     PLANE_PER_VALUE,
     PLANE_PER_BLOCK,
@@ -74,27 +73,27 @@ enum plane_unit {
 struct plane {
     const char *suffix; /* of its tensor in the cache of model.quantize; NULL: not stored */
     enum plane_unit unit;
-    int bits;    /* per entry: 32 is f32; 0: the format does not have this plane */
-    int entries; /* PLANE_SHARED: entries of the table */
+    int bits;    /* per value: 32 is f32; 0: the format does not have this plane */
+    int entries; /* PLANE_SHARED: values of the table */
 };
 
 struct format {
     const char *name;
-    int bits, block; /* of a code; values per scale, 0: weight.block, or no scales */
+    int bits, block; /* bits of a code; values per scale, 0: weight.block, or no scales */
     bool dense;      /* without scales */
     bool binary;     /* scales are bytes of e8m0: powers of two */
     struct plane plane[PLANES];
-    /* The format with the same codes and packed scales, which w->scale holds; or NULL. */
+    /* The same format with nested absmax, or NULL. */
     const struct format *nested;
-    /* Element i of expert e's flat matrix: the definition. Each product and sum is rounded to f32, as in the
+    /* The definition: element i of expert e's flat matrix. Each product and sum is rounded to f32, as in the
      * publishers' implementations. */
     float (*value)(const struct weight *w, int64_t e, int64_t i);
-    /* Writes `value` of rows [row, row + n_row) and columns [col, col + n_col) to out, whose rows are ldo apart. col
-     * and n_col are multiples of format_step. */
+    /* Writes `value` of rows [row, row + n_row) and columns [col, col + n_col), multiples of format_step, to out, whose
+     * rows are ldo apart. */
     void (*tile)(float *out, int64_t ldo, const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col,
                  int64_t n_col);
-    /* What model.quantize needs; NULL: it cannot pack this format. encode: one matrix, dense, into the planes of one
-     * expert; returns how many values are not finite. tables: the planes that are PLANE_SHARED. */
+    /* For model.quantize; NULL: it cannot pack this format. encode writes the planes of one expert from a dense matrix,
+     * and returns how many values are not finite; tables writes the PLANE_SHARED planes. */
     int64_t (*encode)(void *const plane[PLANES], const struct weight *dense, int n_threads);
     void (*tables)(void *const plane[PLANES]);
 };
@@ -106,13 +105,13 @@ FORMATS(ROW)
 const struct format *format_row(enum weight_format f, bool nested);
 const struct format *format_of(const struct weight *w);
 int64_t format_step(const struct format *f); /* values that share a byte or a scale along a row */
-/* Number of entries and bytes of a plane in format f, for one matrix with the shape and block of w. PLANE_SHARED: for
- * the table that all matrices share. */
+/* Number of values and bytes of a plane in format f, for one matrix with the shape and block of w, or of the shared
+ * table. */
 int64_t format_plane_count(const struct format *f, const struct weight *w, int plane);
 int64_t format_plane_bytes(const struct format *f, const struct weight *w, int plane);
 
 const char *weight_format_name(enum weight_format f);
-/* Finds the format of this name; *nested: the name is that of its nested row. False: no format has the name. */
+/* Finds the format of this name; *nested: with nested absmax. False: no format has the name. */
 bool format_named(const char *name, enum weight_format *f, bool *nested);
 bool weight_is_dense(enum weight_format f);
 bool weight_is_bf16(const struct weight *w);                    /* products read it as it is */

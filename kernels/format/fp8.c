@@ -1,5 +1,4 @@
-/* fp8.c - FP8 as experts and projections have it in memory: e4m3 bytes and a scale per row and block of columns; and as
- * checkpoints have it. */
+/* fp8.c - FP8 in memory (e4m3 bytes and a scale per row and block of columns) and in checkpoints. */
 #include "kernels/format/pack.h"
 #include "kernels/format/quant.h"
 

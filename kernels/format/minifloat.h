@@ -1,7 +1,6 @@
 /* minifloat.h - floats of 4 and 8 bits as their fp32 values and as codes: e2m1, e4m3, e8m0; for the host and for GPUs.
- *
- * The products and quotients of the quantisers are fl_mul, fl_div, fl_by: one rounding each, to nearest even, never
- * fused with another operation. A magnitude is at least 0 and not NaN. */
+ * Products and quotients (fl_mul, fl_div, fl_by) round once, to nearest even, and are never fused with another
+ * operation. A magnitude is at least 0 and not NaN. */
 #ifndef MT_MINIFLOAT_H
 #define MT_MINIFLOAT_H
 
@@ -83,11 +82,10 @@ MT_BOTH float fl_inverse(float b)
 #endif
 }
 
-/* a / b, correctly rounded, in five operations: one product and two corrections of it, each by an exact remainder
- * (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). inverse is
- * fl_inverse(b) and not 0, so b is between 2^-60 and 2^60. |a| and |a / b| must be at most 2^90.
- * If |a| or |a / b| is below 2^-90, a remainder may be too small for an exact f32, and the result may be wrong. As b is
- * at least 2^-60, |a / b| is then at most 2^-30, and the result is below 2^-29. */
+/* a / b, correctly rounded: one product and two corrections of it, each by an exact remainder (Markstein, "Computation
+ * of elementary functions on the IBM RISC System/6000 processor", 1990). inverse is fl_inverse(b) and not 0. |a| and
+ * |a / b| must be at most 2^90. If |a| or |a / b| is below 2^-90, the result may be wrong, since a remainder may be too
+ * small for an exact f32; it is below 2^-29 then, as b is at least 2^-60. */
 MT_BOTH float fl_by_inverse(float a, float b, float inverse)
 {
     float q = fl_mul(a, inverse);
@@ -95,7 +93,7 @@ MT_BOTH float fl_by_inverse(float a, float b, float inverse)
     return fmaf(fmaf(-q, b, a), inverse, q);
 }
 
-/* a / b with the inverse of b, for many a. A GPU's division takes twice as many operations; a host divides. */
+/* a / b with the inverse of b, for many a. A GPU's division takes twice as many operations. */
 MT_BOTH float fl_by(float a, float b, float inverse)
 {
 #ifdef __CUDA_ARCH__
@@ -113,8 +111,8 @@ MT_BOTH float short_quotient(float a, float b, float inverse)
     return fmaf(fmaf(-q, b, a), inverse, q);
 }
 
-/* fl_by of a whole number a up to 2^8. The short quotient is then correctly rounded: all a with all 2^23 mantissas of b
- * were tried. */
+/* fl_by of a whole number a up to 2^8, for which the short quotient is correctly rounded: all a with all 2^23 mantissas
+ * of b were tried. */
 MT_BOTH float fl_whole_by(float a, float b, float inverse)
 {
 #ifdef __CUDA_ARCH__
@@ -125,18 +123,15 @@ MT_BOTH float fl_whole_by(float a, float b, float inverse)
 #endif
 }
 
-/* The inverse for a short quotient that e2m1_round reads; 0 where the rounded result could be wrong. A short quotient
- * is not a / b correctly rounded only if a / b is within 2^-22 ulp of the middle w of two neighbouring floats. The
- * result of e2m1_round changes only if one of these floats is a midpoint m of two values of e2m1.
+/* The inverse of b for a short quotient that e2m1_round reads; 0 where the rounded result could be wrong. A short
+ * quotient can differ from a / b, correctly rounded, only if a / b is within 2^-22 ulp of the middle w of two
+ * neighbouring floats, and the result of e2m1_round only if one of these floats is a midpoint m of two values of e2m1.
  *
- * Let b = B 2^p, B of 24 bits; m = M 2^k, M = 1, 3, 5 or 7; and F = 1, 2 or 4 the power of two at or below M. In
- * units of 2^(p+k):
- * - a - b m is a whole number, since a and b m are.
- * - b (w - m) is B F / 2^24 in magnitude.
- * - a - b w is at most B F / 2^45 in magnitude, which is below 8 F / 2^24.
- * Both fractions are half as large if M = 1 and w < m. The third term is the first minus the second. So B F / 2^24 is
- * within 8 F / 2^24 of a whole number, and B is within 8 of a multiple of 2^24 / F: of 2^23, 3 * 2^22 or 2^24. For
- * these b the inverse is 0, except for powers of two, whose quotients are exact. */
+ * Let b = B 2^p, B of 24 bits; m = M 2^k, M = 1, 3, 5 or 7; and F = 1, 2 or 4 the power of two at or below M. In units
+ * of 2^(p+k), a - b m is a whole number, |b (w - m)| = B F / 2^24, and |a - b w| <= B F / 2^45 < 8 F / 2^24; the last
+ * two are half as large if M = 1 and w < m. Since b (w - m) = (a - b m) - (a - b w), B F / 2^24 is within 8 F / 2^24 of
+ * a whole number, and B within 8 of a multiple of 2^24 / F: of 2^23, 3 * 2^22 or 2^24. For these b the inverse is 0,
+ * except for powers of two, whose quotients are exact. */
 MT_BOTH float e2m1_inverse(float b)
 {
     const uint32_t mantissa = float_bits(b) & 0x007fffffu;
@@ -146,9 +141,8 @@ MT_BOTH float e2m1_inverse(float b)
 /* The nearest integer, ties to even, never -0; |x| is at most 2^22. */
 MT_BOTH float round_even(float x) { return fl_add(fl_add(x, 0x1.8p23f), -0x1.8p23f); }
 
-/* Rounds magnitude a to the nearest multiple of 2^-digits times the power of two at or below a, ties to even. That
- * power counts as at least 2^lowest. Adding a power of two whose ulp is the grid's step rounds; subtracting it is
- * exact. */
+/* Rounds magnitude a to a multiple of 2^-digits times the power of two at or below a (at least 2^lowest), ties to even.
+ * Adding a power of two whose ulp is that multiple rounds; subtracting it is exact. */
 MT_BOTH float minifloat_round(float a, int digits, int lowest)
 {
     const uint32_t own = float_bits(a) & 0x7f800000u, least = (uint32_t)(lowest + 127) << 23;
@@ -172,15 +166,15 @@ MT_BOTH float e4m3_value(uint32_t byte)
     const uint32_t bits = (byte & 0x7f) == 0x7f ? 0x7fc00000u : (byte & 0x7f) << 20;
     return fl_mul(bits_float(bits | (byte & 0x80) << 24), 0x1p120f);
 }
-/* The scale of a row of e4m3 codes that an FP8 product reads. most: the largest magnitude of the row. The scale is the
- * least power of two s with most / s <= 448, and at least 2^-100. NaN if most is not finite. */
+/* The scale of a row of e4m3 codes that an FP8 product reads, for the largest magnitude `most` of the row: the least
+ * power of two s with most / s <= 448, and at least 2^-100. NaN if most is not finite. */
 MT_BOTH float e4m3_row_step(float most)
 {
     const uint32_t bits = float_bits(most), byte = (bits >> 23) + ((bits & 0x007fffffu) > 0x00600000u);
     if (bits >= 0x7f800000u) return bits_float(0x7fc00000u);
     return bits_float((byte > 35 ? byte - 8 : 27) << 23);
 }
-/* The value that an FP8 product has for x: the value of its code times step, exact in bf16. NaN if step is NaN. */
+/* What an FP8 product reads for x: the value of its code times step, exact in bf16. NaN if step is NaN. */
 MT_BOTH float e4m3_row_value(float x, float step)
 {
     const float inverse = bits_float(0x7f000000u - float_bits(step)), a = fl_mul(fabsf(x), inverse);
@@ -197,8 +191,8 @@ MT_BOTH float e8m0_value(uint32_t byte) { return bits_float(byte ? byte << 23 : 
 /* e8m0_value of any byte: 255 is a NaN. */
 MT_BOTH float e8m0_scale(uint32_t byte) { return byte == 255 ? bits_float(0x7fc00000u) : e8m0_value(byte); }
 MT_BOTH float e8m0_inverse(uint32_t byte) { return e8m0_value(254 - byte); }
-/* The e8m0 byte of a power of two; 0 if it would be negative. e8m0_floor: the largest power of two that is at most a,
- * divided by 2^drop. e8m0_ceil: the smallest that is at least a. */
+/* The e8m0 byte of a power of two, at least 0. e8m0_floor: of the largest that is at most a, divided by 2^drop.
+ * e8m0_ceil: of the smallest that is at least a. */
 MT_BOTH uint32_t e8m0_floor(float a, uint32_t drop)
 {
     const uint32_t byte = float_bits(a) >> 23;

@@ -1,5 +1,5 @@
-/* pack.h - functions that several formats use: a block's largest magnitude, its scaled values, bytes with two 4-bit
- * codes. Loops process one block at a time, codes as int32_t, so that compilers vectorise the loops. */
+/* pack.h - for several formats: a block's largest magnitude, its scaled values, bytes with two 4-bit codes. Loops
+ * process one block at a time, codes as int32_t, so that compilers vectorise them. */
 #ifndef MT_PACK_H
 #define MT_PACK_H
 
@@ -10,8 +10,8 @@
 #include "kernels/base.h"
 #include "kernels/format/minifloat.h"
 
-/* The largest magnitude among the finite values, compared as integers, since the bits of positive floats have the same
- * order. Adds the number of other values to *n_bad. */
+/* The largest magnitude among the finite values. Adds the number of other values to *n_bad. It compares integers: the
+ * bits of positive floats have the same order. */
 static inline float pack_absmax(const float *x, int64_t n, int64_t *n_bad)
 {
     const int32_t infinity = 0x7f800000;

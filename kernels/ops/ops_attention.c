@@ -22,8 +22,7 @@ static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, st
 }
 
 /* Counts the FLOPs of attention products over the (query, key) pairs of the mask: n_key products of the width of keys,
- * n_value of the width of values. Where a window limits the keys per query, the count is exact only if all sequences
- * have the same length. */
+ * n_value of the width of values. With a window the count is exact only if all sequences have the same length. */
 static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok, const struct seqs *seqs,
                        const struct attn_shape *s)
 {

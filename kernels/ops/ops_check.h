@@ -1,9 +1,9 @@
 /* ops_check.h - what the wrappers op_* share: checks of every shape and dtype, counts of FLOPs and bytes, the call of
- * the backend, rounding of activations when dtype = bf16 on the CPU. A wrong shape is a bug in the caller and stops the
- * process with both shapes in the message.
+ * the backend, rounding of activations when train.dtype = bf16 on the CPU. A wrong shape is a bug of the caller and
+ * stops the process.
  *
- * FLOPs: matrix products only, a multiply and an add being two; each count names its product. Element-wise work and
- * reductions over rows are not counted. Bytes: the minimum traffic, inputs once, outputs once, sums ("+=") twice. */
+ * FLOPs: matrix products only, a multiply and an add being two; each count names its product. Bytes: the minimum
+ * traffic, inputs once, outputs once, sums ("+=") twice. */
 #ifndef MT_OPS_CHECK_H
 #define MT_OPS_CHECK_H
 
@@ -103,8 +103,8 @@ static inline void count_dense(struct device *dev, int64_t m, int64_t n, int64_t
     dev->op.dense = true;
 }
 
-/* The mean length of sequences, from pairs and tokens, as if all had the same length. n_seq cannot give it: the dry run
- * of a plan has as many sequences as tokens, to bound the memory. */
+/* The length of sequences if all had the same, from pairs and tokens: the dry run of a plan has as many sequences as
+ * tokens, to bound the memory, so n_seq cannot give it. */
 static inline double mean_len(const struct seqs *seqs, int64_t n_tok)
 {
     return MT_MAX(1, 2 * seqs->pairs / (double)MT_MAX(1, n_tok) - 1);
@@ -118,7 +118,7 @@ static inline double window_pairs(double len, double window)
 }
 
 /* Calls the backend; a dry run for a GPU only takes the scratch of its kernels. `part` distinguishes calls of one op in
- * a profile: the output width of a product, the window of attention. */
+ * a profile: the output width of a product, the window of attention, else 0. */
 #define RUN(part, fn, ...)                                                                                             \
     do {                                                                                                               \
         device_op_begin(dev, #fn, part);                                                                               \

@@ -60,9 +60,9 @@ static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, s
     want_segments(__func__, seqs);
 }
 
-/* Adds the FLOPs of matrix products, per chunk of C = MT_DELTA_CHUNK rows and value head: `inside` products of the
- * sizes C x C x key_dim, `values` of C x C x value_dim, `across` of C x key_dim x value_dim. The callers list them with
- * the letters of kernels/cpu/delta.c. Solving a system counts as one product. */
+/* Adds the FLOPs of matrix products, per chunk of C = MT_DELTA_CHUNK rows and value head: `inside` products of sizes
+ * C x C x key_dim, `values` of C x C x value_dim, `across` of C x key_dim x value_dim; solving a triangular system
+ * counts as one. The callers list them with the letters of kernels/cpu/delta.c. */
 static void count_delta(struct device *dev, int64_t n_tok, const struct delta_shape *s, int inside, int values,
                         int across)
 {

@@ -1,13 +1,13 @@
 /* ops_dsv4.c - the wrappers op_* of DeepSeek-V4: hyper-connections, compressed attention, attention whose heads share
- * one key, which is the value too. */
+ * one key, which is also the value. */
 #include <math.h>
 
 #include "kernels/ops/ops_check.h"
 
 /* ---- hyper-connections ---- */
 
-/* Checks x [T, N*D], m and h; returns D. site: h must have pre, post and C, as for a mixer or a network; else it may be
- * that of the model's head, which has only pre. */
+/* Checks x [T, N*D], m and h; returns D. site: h must have pre, post and C; else it may be that of the model's head,
+ * which has only pre. */
 static int64_t want_hyper(struct device *dev, struct tensor x, struct tensor m, const struct hyper *h, bool site)
 {
     const int64_t n = h->n_stream, n_col = x.shape[1], n_value = (2 + n) * n;
@@ -180,8 +180,8 @@ void op_index_topk(struct device *dev, struct tensor idx, struct tensor q, struc
     WANT(w, dev->act_dtype, n_tok, n_head);
     want_seqs(__func__, seqs, false);
     /* FLOPs of the scores q k^T. A token that sees no more entries than are chosen (the columns of idx) needs no
-     * scores: these are the first `few` tokens of a sequence. n_choice and pairs are estimates: both assume sequences
-     * of equal length, and pairs lets the n-th token see n / ratio entries, without rounding down. */
+     * scores: the first `few` tokens of a sequence. n_choice and pairs are estimates: both assume sequences of equal
+     * length, and that the n-th token sees n / ratio entries, not rounded down. */
     const double len = mean_len(seqs, n_tok), n_seq = (double)n_tok / len;
     const double few = MT_MIN(len, (double)((idx.shape[1] + 1) * ratio - 1));
     const int64_t n_choice = (int64_t)((double)n_tok - n_seq * few);

@@ -19,8 +19,8 @@ static void want_mamba(struct device *dev, struct tensor xbc, struct tensor y, s
     want_segments(__func__, seqs);
 }
 
-/* Adds FLOPs. Each token has, for every group, `group` products with the rows of its chunk over the columns of b or c;
- * for every head, `inside` such products over head_dim columns, and `across` products with a state. */
+/* Adds FLOPs of products with the rows of a token's chunk: `group` per group over the columns of b or c, `inside` per
+ * head over head_dim columns; and of `across` products per head with a state. */
 static void count_mamba(struct device *dev, int64_t n_tok, const struct mamba *m, int group, int inside, int across)
 {
     const double a = (double)m->state, b = (double)m->head_dim;
@@ -57,8 +57,8 @@ void op_mamba_bwd(struct device *dev, struct tensor dxbc, struct tensor ddt, str
 {
     want_mamba(dev, xbc, dy, dt, seqs, m);
     want_mamba(dev, dxbc, dy, ddt, seqs, m);
-    /* In the letters of kernels/cpu/mamba.c. The forward's products, computed again: C B^T; M V; C S, B^T V. Gradients:
-     * K B, K^T C of a group's sum; M^T dY, dY V^T; dY S^T, V E^T, B E, C^T dY. */
+    /* In the letters of kernels/cpu/mamba.c, of the forward, recomputed: C B^T; M V; C S, B^T V. Gradients: K B, K^T C
+     * of a group's sum; M^T dY, dY V^T; dY S^T, V E^T, B E, C^T dY. */
     count_mamba(dev, xbc.shape[0], m, 3, 3, 6);
     MOVES(dev, dxbc, ddt, dy, xbc, dt);
     RUN(0, mamba_bwd, dxbc, ddt, dy, xbc, dt, seqs, m);

@@ -1,5 +1,5 @@
 /* ops_proj.h - what the wrappers of projections share: checks of fake quantisation and gradients, FLOPs and bytes of
- * the matrix and of the adapter. */
+ * matrix and adapter. */
 #ifndef MT_OPS_PROJ_H
 #define MT_OPS_PROJ_H
 
@@ -47,9 +47,9 @@ static inline int64_t read_experts(const struct proj *p, int64_t n_row)
     return p->n_active ? MT_MIN(p->n_active, n_row) : n_row;
 }
 
-/* Counts the matrix of a projection: as moves_weight, or only its packed bytes where the product decodes them. FP8
- * products read a byte per value, and their FLOPs are counted as fp8. A fake-quantised matrix is written first, and a
- * merged adapter's B A is computed. */
+/* Counts the bytes of a projection's matrix: as moves_weight, or only its packed bytes where the product decodes them.
+ * FP8 products read a byte per value, and their FLOPs are counted as fp8. With fake quantisation also what is
+ * written first, and the FLOPs of a merged adapter's B A. */
 static inline void moves_matrix(struct device *dev, const struct proj *p, int64_t n_row)
 {
     const struct weight *w = &p->w;
@@ -71,8 +71,7 @@ static inline void moves_matrix(struct device *dev, const struct proj *p, int64_
         dev->op.flops += 2 * share * (double)(w->n_exp * w->n_out * w->n_in) * (double)p->lora.r;
 }
 
-/* Scales the bytes counted since `before`, those of all experts, to the experts with rows: only these are read and
- * written. */
+/* Scales the bytes counted since `before`, those of all experts, to the experts with rows: only these are moved. */
 static inline void of_active(struct device *dev, const struct proj *p, int64_t n_row, double before)
 {
     const double share = p->w.n_exp > 1 ? MT_MIN(1, (double)read_experts(p, n_row) / (double)p->w.n_exp) : 1;

@@ -1,4 +1,5 @@
-/* recurrence.h - for ops.h: the ops of mixers with a state: short convolutions, gated DeltaNet, Mamba-2, their norms.
+/* recurrence.h - for ops.h: the ops of recurrent mixers: short convolutions, gated DeltaNet, Mamba-2, their norms.
+ * ops.h defines letters, dtypes, "=", gradients, "takes prefixes" (struct seqs) and states in decoding (struct states).
  */
 #ifndef MT_RECURRENCE_H
 #define MT_RECURRENCE_H
@@ -20,25 +21,25 @@ struct delta_shape {
  * y =; w [C,J] f32, J <= MT_MAX_TAPS; bias [C] f32 or absent. Takes prefixes, as does the backward. */
 typedef void conv_silu_fwd_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w, struct tensor bias,
                               const struct seqs *seqs);
-/* dx [T,C] act =, dy [T,C] act */
+/* dx = */
 typedef void conv_silu_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
                               struct tensor bias, const struct seqs *seqs);
-/* conv_silu_fwd with the J - 1 rows before x of every sequence in tail, in order: (J-1) * C values, act; tail is absent
- * when J is 1. Afterwards tail has the last J - 1 rows, those of x included. */
+/* conv_silu_fwd, where tail has the J - 1 rows before x of every sequence, in order, (J-1) * C values, act, and
+ * afterwards the last J - 1 rows, those of x included. tail is absent when J is 1. */
 typedef void conv_decode_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w, struct tensor bias,
                             const struct states *tail);
 /* Gated delta rule: for every value head a state S [A,B], 0 before the first token of a sequence, then per token
  *   S' = e^g S;  S = S' + k (beta (v - S'^T k))^T;  o = S^T q
- * of q = A^-1/2 q / |q| and k = k / |k|, |x| = sqrt(sum x^2 + 1e-6). beta = sigmoid(b), g = -exp(a_log) softplus(a +
+ * with q = A^-1/2 q / |q| and k = k / |k|, |x| = sqrt(sum x^2 + 1e-6), beta = sigmoid(b), g = -exp(a_log) softplus(a +
  * dt_bias). o [T,N*B] act =; qkv [T,C] act; ba [T,2N] act: b | a; a_log, dt_bias [N] f32. Takes prefixes, with the
  * segments of seqs, as does the backward. */
 typedef void delta_fwd_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
                           struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape);
-/* delta_fwd that begins with the states S of the sequences and updates them: N * A * B values each, stat */
+/* delta_fwd that begins with the states S of the sequences and updates them: rows of N * A * B values, stat */
 typedef void delta_decode_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
                              struct tensor a_log, struct tensor dt_bias, const struct states *states,
                              const struct delta_shape *shape);
-/* dqkv [T,C] act =, dba [T,2N] act =, dout [T,N*B] act */
+/* dqkv =, dba = */
 typedef void delta_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
                           struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
                           const struct seqs *seqs, const struct delta_shape *shape);
@@ -46,15 +47,15 @@ typedef void delta_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor 
  * f32 */
 typedef void gated_norm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
                                struct tensor z, struct tensor w, const struct norm *norm);
-/* dx, dz, dy [T,N*B] act, dx and dz =; dx may be dy */
+/* dx =, dz =; dx may be dy */
 typedef void gated_norm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy,
                                struct tensor x, struct tensor rstd, struct tensor z, struct tensor w);
 
-/* ---- Mamba-2 (Nemotron-H): N heads of width B, G groups of N/G heads that share b and c, A columns of a state. Rows
+/* ---- Mamba-2 (Nemotron-H): N heads of width B, G groups of N/G heads that share b and c, states of A columns. Rows
  * x | b | c have C = N B + 2 G A columns. */
 struct mamba {
     int64_t n_head, head_dim, n_group, state; /* N, B, G, A */
-    float dt_min, dt_max;                     /* the step is clamped to them; dt_max may be infinite */
+    float dt_min, dt_max;                     /* limits of the step; dt_max may be infinite */
     struct tensor a_log, dt_bias, d;          /* [N] f32 */
 };
 /* For every head a state S [A,B], 0 before the first token of a sequence, then per token
@@ -62,17 +63,17 @@ struct mamba {
  * y [T,N*B] act =; xbc [T,C] act; dt [T,N] act. Takes prefixes, with the segments of seqs, as does the backward. */
 typedef void mamba_fwd_fn(struct device *dev, struct tensor y, struct tensor xbc, struct tensor dt,
                           const struct seqs *seqs, const struct mamba *m);
-/* mamba_fwd that begins with the states S of the sequences and updates them: N * A * B values each, stat */
+/* mamba_fwd that begins with the states S of the sequences and updates them: rows of N * A * B values, stat */
 typedef void mamba_decode_fn(struct device *dev, struct tensor y, struct tensor xbc, struct tensor dt,
                              const struct states *states, const struct mamba *m);
-/* dxbc [T,C] act =, ddt [T,N] act =, dy [T,N*B] act. A step outside its limits has no gradient. */
+/* dxbc =, ddt =. A step outside its limits has no gradient. */
 typedef void mamba_bwd_fn(struct device *dev, struct tensor dxbc, struct tensor ddt, struct tensor dy,
                           struct tensor xbc, struct tensor dt, const struct seqs *seqs, const struct mamba *m);
 /* A gate, then RMSNorm of every group of columns: v = x silu(z), y = v * rstd * w. x, z, y [T,C] act, y =; rstd [T,G]
  * stat =, of C/G columns each; w [C] f32 */
 typedef void silu_norm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor z,
                               struct tensor w, const struct norm *norm);
-/* dx, dz, dy [T,C] act, dx and dz =; dx may be dy */
+/* dx =, dz =; dx may be dy */
 typedef void silu_norm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy, struct tensor x,
                               struct tensor rstd, struct tensor z, struct tensor w);
 

@@ -3,7 +3,8 @@
  *
  * A function takes the scratch of an op from dev->work and releases it at once. The op's kernels may still use it: ops
  * that get this memory later run after them on the stream. Sizes depend on shapes, formats and the architecture alone,
- * and fewer rows never take more, so a dry run of the largest batch bounds all. */
+ * and fewer rows never take more, so a dry run of the largest batch bounds all. Letters of shapes are those of ops.h. A
+ * chunk whose size is not given is as many rows as the scratch holds. */
 #ifndef MT_SCRATCH_H
 #define MT_SCRATCH_H
 
@@ -21,8 +22,8 @@ static inline bool rows_aligned(struct tensor x)
 
 /* ---- dense products: scratch_dense.c */
 
-/* The matrices of w in bf16, [n_exp * n_out, n_in]: w's own memory if w is bf16 and not fake-quantised, else scratch
- * that the caller fills. */
+/* w in bf16, [n_exp * n_out, n_in]: its own memory if w is bf16 and not fake-quantised, else scratch that the caller
+ * fills. */
 struct tensor scratch_matrices(struct device *dev, const struct weight *w, bool quantised);
 
 struct scratch_linear {
@@ -36,15 +37,15 @@ struct scratch_linear scratch_linear_fwd(struct device *dev, struct tensor x, co
 struct scratch_linear scratch_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                          const struct proj *proj);
 
-/* Gradients of adapters, in parts of the rows (grouped_parts.cuh). A tile of the gradient is WGRAD_WIDE x
- * scratch_wgrad_thin(r). */
-enum { WGRAD_WIDE = 128, WGRAD_SHARE = 256 }; /* SHARE: the fewest rows of a part */
+/* Gradients of adapters are sums over rows, which are divided into parts whose partial sums are added at the end
+ * (grouped_parts.cuh). A tile of the gradient is WGRAD_WIDE x scratch_wgrad_thin(r). */
+enum { WGRAD_WIDE = 128, WGRAD_SHARE = 256 }; /* WGRAD_SHARE: the fewest rows of a part */
 int64_t scratch_wgrad_thin(int64_t r);
 int64_t scratch_wgrad_tiles(int64_t n_wide, int64_t r);
-/* Number of tiles of partial sums: only experts with more than one part have them. It never falls as n_row grows. */
+/* Number of tiles that partial sums take; only experts with several parts have them. It never falls as n_row grows. */
 int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles);
-/* The gradients of B in one pass with the product dy B (choice_one_pass): slabs of scratch_pass_columns(r) columns. */
-enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* blocks per multiprocessor if all parts are full; two run at a time */
+/* For the gradient of B in one pass with the product dy B (choice_one_pass): columns of dy that a block reads. */
+enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* blocks per multiprocessor, of which two run at a time */
 static inline int64_t scratch_pass_columns(int64_t r) { return r == 8 ? 4 * WGRAD_WIDE : 3 * WGRAD_WIDE; }
 int64_t scratch_pass_partial(int64_t n_row, int64_t n_slab);
 /* Bytes of the partial sums of one gradient. */
@@ -55,7 +56,7 @@ int64_t scratch_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 
 enum { ROUTE_SLOTS = 512, STAT_TOKENS = 128, ROUTER_PARTS = 3 /* 24 bits in bf16 */ };
 struct scratch_route_sort {
-    int64_t n_part;     /* parts of ROUTE_SLOTS slots; at least one, which writes offs even if there are no slots */
+    int64_t n_part;     /* parts of ROUTE_SLOTS rows; at least one, which writes offs even without rows */
     int *count, *total; /* [E, n_part], [E] */
 };
 struct scratch_route_sort scratch_route_sort(struct device *dev, const struct route *r, int64_t n_exp);
@@ -65,36 +66,36 @@ struct scratch_aux_stats {
 };
 struct scratch_aux_stats scratch_aux_stats(struct device *dev, struct tensor logits);
 
-/* The gradient dl of a router's logits: only of the chosen experts, in f32; of all experts, each value as the sum of
- * ROUTER_PARTS bf16 numbers, for cuBLASLt; of all experts in f32, for router_tile.cu. */
+/* The gradient dl of a router's logits: in f32 for the chosen experts only; for all experts, each value as the sum of
+ * ROUTER_PARTS bf16 numbers, for a product by cuBLASLt; in f32 for all experts, for router_tile.cu. */
 enum dl_kind { DL_OF_CHOSEN, DL_IN_PARTS, DL_IN_F32 };
 struct scratch_router_bwd {
     enum dl_kind kind;
     int64_t n_row;          /* E rounded up to 8 */
-    struct tensor dl, rows; /* rows: DL_IN_PARTS, ROUTER_PARTS times W [n_row, D] */
+    struct tensor dl, rows; /* rows: DL_IN_PARTS: ROUTER_PARTS copies of W [n_row, D] */
 };
 struct scratch_router_bwd scratch_router_bwd(struct device *dev, struct tensor dgate, struct tensor logits,
                                              const struct weight *w, const struct aux *aux,
                                              const struct router *router);
 
-/* The experts that a product reads. */
+/* The experts that a product reads; a launch decodes `count` of them. */
 struct scratch_experts {
     enum grouped_way way;
     struct tensor data; /* [count, out, in] bf16; GROUPED_AHEAD: [AHEAD_SLOTS, out, in]; absent: products read w */
-    int64_t n_place;    /* experts, or min(E, M) places of a list of those that have rows */
-    int64_t count;      /* places of one launch */
-    int32_t *ids;       /* [n_place]; NULL: no list */
-    int32_t *offs;      /* [n_place + 1] rows of each place */
+    int64_t n_place;    /* number of experts, or min(E, M) if they are decoded */
+    int64_t count;      /* experts of one launch */
+    int32_t *ids;       /* [n_place] list of the experts that have rows; NULL: no list, M >= E */
+    int32_t *offs;      /* [n_place + 1] first row of each expert of the list */
 };
-/* The rows of an FP8 product: codes and steps, or their values in bf16; absent without FP8 products. */
+/* The rows of an FP8 product as e4m3 codes with steps or, without FP8 kernels, as bf16 values; absent for other
+ * products. */
 struct scratch_fp8_rows {
     uint8_t *codes;       /* [M, in] e4m3 */
     float *step;          /* [M], with codes */
     struct tensor values; /* [M, in] bf16 */
 };
 struct scratch_moe_fwd {
-    bool few; /* the product has few rows and reads the experts as they are (choice_few_rows): all other members are
-                 empty */
+    bool few; /* choice_few_rows: all other members are empty */
     struct tensor
         copy; /* [M, in] bf16, the rows of x in expert order, which products read by TMA; absent: they gather */
     struct scratch_experts experts;
@@ -107,14 +108,14 @@ struct scratch_moe_fwd scratch_moe_down_fwd(struct device *dev, struct tensor y,
 
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 struct scratch_moe_bwd {
-    struct scratch_moe_fwd fwd; /* of the product with dy; copy: of dout */
+    struct scratch_moe_fwd fwd; /* of the product with dy; its copy is of dout */
     struct tensor db;           /* [M, R] bf16 */
     struct tensor gated, ha;    /* down: db and ha times the gates, [M, R] bf16 */
     struct tensor part, dact;   /* down: parts of dgate [n_part, M] f32; dact: act, or a separate [M, F] bf16 */
     struct tensor out;          /* up: dx in expert order, [M, D] bf16 */
-    void *of_a, *of_b;          /* partial sums of the gradients, in memory that other scratch uses before or after */
+    void *of_a, *of_b;          /* partial sums of the gradients of A and B; may share memory with other members */
 };
-/* Whether the gradient of B is computed in one pass with dy B. */
+/* choice_one_pass, if B is trained. */
 bool scratch_one_pass(const struct device *dev, const struct proj *proj);
 struct scratch_moe_bwd scratch_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor act,
                                             struct tensor dout, const struct route *r, const struct proj *down,
@@ -128,13 +129,13 @@ struct scratch_moe_bwd scratch_moe_up_bwd(struct device *dev, struct tensor dpre
 struct tensor scratch_latent(struct device *dev, const struct proj *kv_b);
 
 /* Attention's forward on Hopper can use an upper bound of the scores instead of the maximum of every tile of keys. The
- * bound needs the norm of the longest key of the sequence and kv head. It saves time for heads of at most BOUNDED_WIDTH
- * columns where the query heads of a kv head together read at least BOUNDED_KEYS keys per token, on average over the
- * sequence. Such a sequence has at least BOUNDED_LEN(query heads of a kv head) rows, so no two of them begin in the
- * same BOUNDED_LEN rows of the batch: one norm per BOUNDED_LEN rows and kv head is enough scratch. */
+ * bound needs the norm of the longest key of each sequence and kv head. It saves time for heads of at most
+ * BOUNDED_WIDTH columns where the query heads of a kv head together read at least BOUNDED_KEYS keys per token, on
+ * average over the sequence. Such a sequence has at least BOUNDED_LEN(query heads of a kv head) rows, so no two of them
+ * begin in the same BOUNDED_LEN rows of the batch: one norm per BOUNDED_LEN rows and kv head is enough. */
 enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 };
 #define BOUNDED_LEN(group) (2 * ((BOUNDED_KEYS + (group)-1) / (group)) - 1)
-/* Attention on Hopper with heads of 512: the attention weights of a chunk of the queries, in blocks of 64 rows and 64
+/* Attention on Hopper with heads of 512 columns: the attention weights of a chunk of queries, in blocks of 64 rows x 64
  * keys. A pair is two neighbouring blocks of rows, of all kv heads. */
 enum { ATTN_WEIGHT_BLOCK = 64, ATTN_WEIGHT_TILE = 256 /* keys whose weights a block computes at a time */ };
 struct scratch_pairs {
@@ -142,9 +143,8 @@ struct scratch_pairs {
     int64_t n_pair, n_block; /* pairs of a chunk, blocks of keys of a pair; 0: other kernels */
 };
 struct scratch_attn_fwd {
-    struct tensor norm; /* [entries, K] i32, the bits of squared key norms: one entry per BOUNDED_LEN rows; empty: the
-                         * kernel has no such bound */
-    struct scratch_pairs pairs; /* weights [n_pair, K, n_block, 2, 64, 64] bf16; then two f32 for a row and 256 keys */
+    struct tensor norm;         /* [T / BOUNDED_LEN + 1, K] i32, the bits of squared key norms; empty: no such bound */
+    struct scratch_pairs pairs; /* weights [n_pair, K, n_block, 2, 64, 64] bf16; then two f32 per row and 256 keys */
 };
 struct scratch_attn_fwd scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
                                          const struct attn_shape *shape);
@@ -158,30 +158,32 @@ struct scratch_attn_decode {
 struct scratch_attn_decode scratch_attn_decode(struct device *dev, struct tensor q, const struct pages *pages,
                                                const struct attn_shape *shape);
 struct scratch_attn_bwd {
-    struct tensor stat;         /* [H * T + 1, 2] f32 */
-    struct tensor sum, turn;    /* where blocks of keys add to dq: [T * H * A] f32, [T * K + 1] i32; else empty */
-    struct scratch_pairs pairs; /* p and ds: 2 x [n_pair, K, n_block, 2, 64, 64] bf16; sum is then [2, K, T, A] */
+    struct tensor stat;      /* [H * T + 1, 2] f32 */
+    struct tensor sum, turn; /* if blocks add to dq in turns: [T * H * A] f32, [T * K + 1] i32; else empty */
+    struct scratch_pairs
+        pairs; /* weights, gradients of scores: 2 x [n_pair, K, n_block, 2, 64, 64] bf16; sum: [2, K, T, A] */
 };
 struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
                                          const struct attn_shape *shape);
 
-/* Attention with one shared key, by tiles: 64, 128, ... heads of SHARED_DIM columns. The backward computes gradients of
- * keys in items, each of SHARED_BLOCK keys from SHARED_TOKENS tokens; a chunk is the items that fit into scratch. */
+/* Attention with one shared key, by tiles: 64, 128, ... heads of SHARED_DIM columns. In the backward an item is the
+ * gradients of keys from SHARED_TOKENS tokens, in blocks of SHARED_BLOCK keys; a chunk is the items that fit into
+ * scratch. */
 enum {
     SHARED_HEADS = 64,  /* heads of a group */
     SHARED_DIM = 512,   /* columns of a head */
-    SHARED_TOKENS = 32, /* tokens of an item of the gradients of keys */
-    SHARED_BLOCK = 192, /* keys of an item */
+    SHARED_TOKENS = 32, /* tokens of an item */
+    SHARED_BLOCK = 192, /* keys of a block */
     SHARED_ITEMS = 128, /* items of a chunk, at most */
     SHARED_WIDEST = 512 /* head_dim of the kernels without tiles */
 };
 struct scratch_shared_bwd {
     bool tiles;
     int64_t n_item;            /* of a chunk */
-    int64_t n_slot;            /* keys of a token */
+    int64_t n_slot;            /* keys of a token, at most */
     int64_t n_window, n_far;   /* blocks of kv, and of the entries, that an item's tokens may see */
-    int64_t weights;           /* values of p, and of ds, of an item */
-    void *items;               /* p, ds and parts of a chunk */
+    int64_t weights;           /* attention weights of an item; as many gradients of scores */
+    void *items;               /* of a chunk: weights, gradients of scores, gradients of keys */
     struct tensor dkv, dentry; /* [T, 512], [N, 512] f32 */
     struct tensor delta;       /* without tiles: [T, H] f32 */
 };
@@ -190,7 +192,7 @@ struct scratch_shared_bwd scratch_shared_attn_bwd(struct device *dev, struct ten
                                                   struct tensor idx, const struct seqs *seqs,
                                                   const struct shared_attn_shape *shape);
 
-enum { INDEX_ENTRIES = 256, INDEX_SCRATCH = 64 << 20 }; /* ENTRIES of a block; bytes of scores, but one row at least */
+enum { INDEX_ENTRIES = 256, INDEX_SCRATCH = 64 << 20 }; /* entries of a block; bytes of scores, at least a row */
 struct scratch_index {
     int64_t most, ld, chunk; /* entries of a token, at most; columns of scores; tokens of a chunk */
     bool scored;             /* a token may have more entries than are chosen */
@@ -199,19 +201,19 @@ struct scratch_index {
 struct scratch_index scratch_index_topk(struct device *dev, struct tensor idx, struct tensor q, const struct seqs *seqs,
                                         int64_t ratio);
 
-/* Gated delta rule. chunks: the kernels for Hopper, in chunks of DELTA_ROWS rows; they take heads of DELTA_DIM. */
+/* Gated delta rule. chunks: the kernels for Hopper, in chunks of DELTA_ROWS rows, for heads of DELTA_DIM columns. */
 enum { DELTA_DIM = 128, DELTA_ROWS = MT_DELTA_CHUNK };
 struct scratch_delta {
     bool chunks;
     struct tensor inverse, m;                 /* [T, N * DELTA_ROWS] bf16 */
     struct tensor factors, gates;             /* [N * T, 4] f32 */
     struct tensor x;                          /* backward: [T, N * DELTA_DIM] bf16 */
-    struct tensor err, dd, dq, dk_in, dk_out; /* without chunks, backward: [T, N * A], [T, N * K] f32 */
+    struct tensor err, dd, dq, dk_in, dk_out; /* without chunks, backward: [T, N * A] or [T, N * K] f32 */
     struct tensor dbeta, dg;                  /* without chunks, backward: [T, N] f32 */
-    /* [slots * N * DELTA_DIM, DELTA_DIM] bf16. Slots in the backward: T / DELTA_ROWS of chunks, then those of segments
-     * (ops.h); in the forward only the latter. Without chunks: [slots of segments * N, A * K] f32. grads: backward */
+    /* States, [n * N * DELTA_DIM, DELTA_DIM] bf16: n = n_slot of struct segments, in the backward T / DELTA_ROWS more,
+     * which come first. Without chunks: [n_slot * N, A * K] f32. grads: their gradients, in the backward */
     struct tensor states, grads;
-    struct tensor sums; /* without chunks, backward: [slots of segments * N] f32 */
+    struct tensor sums; /* without chunks, backward: [n_slot * N] f32 */
 };
 /* In the forward, values and written are both o; in the backward they are dout and dqkv. */
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
@@ -221,15 +223,14 @@ struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct
 enum { MAMBA_COLS = 64 };
 struct scratch_mamba {
     struct tensor gates; /* [N * T, 2] f32 */
-    /* [slots * N * blocks * A, MAMBA_COLS] bf16, for T / chunk chunks and the slots of segments; grads: backward */
+    /* [(T / MT_MAMBA_CHUNK + n_slot of struct segments) * N * blocks * A, MAMBA_COLS] bf16; grads: backward */
     struct tensor states, grads;
 };
 struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct seqs *seqs,
                                    const struct mamba *m, bool backward);
 
 enum { HYPER_SPLITS = 8, HYPER_COEFS = MT_MAX_STREAMS + MT_MAX_STREAMS * MT_MAX_STREAMS, HYPER_FACTORS = 32 };
-/* Columns of the partial sums of op_hyper_pre_fwd: the products of x with fn, in one or three tiles of 8, and the sum
- * of squares of x. */
+/* Columns of partial sums of op_hyper_pre_fwd: fn x, in one or three tiles of 8, and the sum of squares of x. */
 static inline int64_t scratch_hyper_width(const struct hyper *h) { return hyper_values(h) <= 8 ? 9 : 25; }
 float *scratch_hyper_pre_fwd(struct device *dev, struct tensor x, const struct hyper *h); /* [SPLITS * T, width] */
 float *scratch_hyper_pre_bwd(struct device *dev, struct tensor x);                        /* [T, FACTORS] */
@@ -240,8 +241,7 @@ struct scratch_hyper_post scratch_hyper_post(struct device *dev, struct tensor x
 
 /* ---- the loss head, the update: scratch_head.c */
 
-/* A row of a tile of exponentials: the largest logit, the sum of exponentials relative to it, the first column that has
- * it. */
+/* For a row of a tile of logits: the largest one, the sum of e^(logit - max), the first column that has the largest. */
 struct tile_sums {
     float max, sum;
     int32_t id;

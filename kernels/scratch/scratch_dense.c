@@ -22,7 +22,7 @@ int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles)
 }
 
 /* Partial sums of a pass: of experts with more than one part, or of all parts of one matrix. Rounded up, so that the
- * sum over segments of an adapter (q | k | v), asked for one by one, is at least what one launch for all takes. */
+ * sum of the calls for each segment of an adapter (q | k | v) is at least what one launch for all takes. */
 int64_t scratch_pass_partial(int64_t n_row, int64_t n_slab)
 {
     return MT_MIN(ceil_div(2 * n_row * n_slab, 2 * PASS_ROWS), (int64_t)2 * PASS_PER_SM * DIVISION_SM) + n_slab;

@@ -30,7 +30,7 @@ static enum dl_kind kind_of_dl(const struct weight *w, int64_t n_top, const stru
                                const struct router *router)
 {
     if (!weight_is_bf16(w)) return DL_IN_F32;
-    const bool zeros = router->kind != ROUTER_PROBABILITY && aux->coef == 0; /* beyond the chosen */
+    const bool zeros = router->kind != ROUTER_PROBABILITY && aux->coef == 0; /* dl of other experts */
     return zeros && n_top <= 32 && 4 * n_top <= w->n_out ? DL_OF_CHOSEN : DL_IN_PARTS;
 }
 

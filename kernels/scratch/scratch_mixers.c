@@ -4,7 +4,7 @@
 /* ---- attention */
 
 /* Memory for all pairs, or for as many as the budget holds. n_value: values per row and key, 1 in the forward, 2 in the
- * backward. The forward needs 1/16 more: 1 KiB of partial sums for 1 to 4 blocks of keys of 16 KiB. */
+ * backward. The forward needs 1/16 more, for 1 KiB of partial sums per 1 to 4 blocks of keys, each of 16 KiB. */
 static struct scratch_pairs push_pairs(struct device *dev, int64_t n_tok, int64_t n_value, const struct seqs *seqs,
                                        const struct attn_shape *shape)
 {
@@ -85,7 +85,7 @@ bool scratch_shared_tiles(const struct shared_attn_shape *shape)
 /* Memory for the items of a chunk: all items if they fit into the budget, else chunks of equal size within it. */
 static void push_items(struct device *dev, struct scratch_shared_bwd *s, int64_t n_tok, int64_t n_head)
 {
-    const int64_t budget = (int64_t)5 << 28; /* bytes of p, ds and parts together; more if one item needs more */
+    const int64_t budget = (int64_t)5 << 28; /* bytes of all items; more if one item needs more */
     const int64_t n_all = ceil_div(n_tok, SHARED_TOKENS);
     s->weights = SHARED_TOKENS * n_head * s->n_slot;
     const int64_t item = 4 * s->weights + (s->n_window + s->n_far) * SHARED_BLOCK * SHARED_DIM * 4;
@@ -156,7 +156,7 @@ static void push_chunks(struct device *dev, struct scratch_delta *s, int64_t n_t
     s->grads = arena_tensor_2d(&dev->work, DT_BF16, n_row, DELTA_DIM);
 }
 
-/* Of segments, for the kernels that compute token by token. */
+/* States of segments, for kernels that compute token by token. */
 static void push_ends(struct device *dev, struct scratch_delta *s, int64_t n, const struct delta_shape *shape,
                       bool backward)
 {

@@ -1,5 +1,5 @@
 /* scratch_ops.c - dry runs for a GPU: the table of the ops that take scratch, and a device for plans for a GPU that
- * this machine does not have. */
+ * this machine lacks. */
 #include "kernels/scratch/scratch.h"
 
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* parameters that say nothing about scratch */
