@@ -56,8 +56,8 @@ static int64_t first_key(const struct head *h, int64_t i)
 {
     return h->s->window ? MT_MAX(0, h->prefix + i - h->s->window + 1) : 0;
 }
-/* The number of keys of the block that begins at key k0. Its keys are before `end` and in consecutive rows: the block
- * ends where the prefix ends. */
+/* The number of keys of the block that begins at key k0. Keys of a block are before `end` and in consecutive rows: a
+ * block ends where the prefix ends. */
 static int64_t block_keys(const struct head *h, int64_t k0, int64_t end)
 {
     return MT_MIN(KEYS, (k0 < h->prefix ? h->prefix : end) - k0);
@@ -105,8 +105,8 @@ static int64_t scratch_reals(const struct attn_shape *s)
     return block_queries(s) * group_of(s) * (3 * MT_MAX(s->head_dim, attn_value_dim(s)) + 2 * KEYS + 2);
 }
 
-/* ---- rows in passes that sample: the bits of a row do not depend on the other rows, nor on whether its keys are in
- * rows of the pass or in the cache ---- */
+/* ---- passes that sample: the bits of a row do not depend on the other rows, nor on whether its keys are in rows of
+ * the pass or in the cache ---- */
 
 /* Rows, each a query and head, that see the keys of one kv head page by page. */
 enum { LANES = 32 / sizeof(real), N_LANES = 2, SUMS = 4 };
@@ -131,8 +131,8 @@ static void rows_begin(const struct rows *r, const float *sink)
     for (int64_t c = 0; c < r->n * r->value_dim; c++) r->acc[c] = 0;
 }
 
-/* Scores p [lo, hi) become weights; the sums of keys before them are divided by e^(new m - old m). Maximum and sum go
- * by LANES keys of the page, so that vectors compute them in one order. */
+/* Scores p [lo, hi) become weights; the sums over earlier keys are divided by e^(new m - old m). Maximum and sum run
+ * over LANES keys of the page at a time, always in one order. */
 static void weigh(real *p, int64_t lo, int64_t hi, real *m, real *l, real *acc, int64_t dim)
 {
     const int64_t first = lo / LANES * LANES, end = (hi + LANES - 1) / LANES * LANES;
@@ -158,7 +158,7 @@ static void weigh(real *p, int64_t lo, int64_t hi, real *m, real *l, real *acc, 
     *l += sum;
 }
 
-/* acc += the values of keys [lo, hi), one key after another, in registers: n rows, 1 or SUMS, share the loads. acc [n,
+/* acc += p times the values of keys [lo, hi), in the order of the keys: n rows, 1 or SUMS, share the loads. acc [n,
  * dim], p [n, MT_PAGE] */
 static inline __attribute__((always_inline)) void add_values(int n, real *acc, const real *p, int64_t lo, int64_t hi,
                                                              const real *value, int64_t ld, int64_t dim)

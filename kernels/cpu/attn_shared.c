@@ -1,5 +1,5 @@
-/* attn_shared.c - attention whose heads share one key, which is the value too: over a window of tokens, compressed
- * entries, and a sink.
+/* attn_shared.c - attention whose heads share one key, which is the value too: over a window of tokens, entries (each a
+ * sum of several tokens: compress.c), and a sink.
  *
  * In passes that sample (steady_rows) the forward gathers the keys of a token, as decoding does.
  *
@@ -23,8 +23,8 @@ struct attn {
     int64_t first, len, first_entry;            /* the sequence: rows, and the row of its entry 0 */
 };
 
-/* The keys of a token in one tensor: n rows of kv, or of the entries; with `list`, the n rows that the list names. row:
- * the first of them, or a gathered copy in scratch. */
+/* The keys of a token in one tensor: n rows of kv, or of the entries; with `list`, the n rows that it names. row: the
+ * first of them, or a gathered copy of all in scratch. */
 struct keys {
     const real *row;
     int64_t ld, n, lo; /* lo: number of the first in the sequence, without list */

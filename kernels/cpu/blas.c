@@ -1,5 +1,5 @@
 /* blas.c - checks that the system has room for the threads of OpenMP and the buffers of OpenBLAS. OpenBLAS maps a
- * buffer for every calling thread and keeps it. When the system refuses one, it retries forever: a process with a
+ * buffer for every calling thread and keeps it. When the system refuses one, OpenBLAS retries forever: a process with a
  * limited address space (ulimit -v) would hang. So the buffers of all threads of a team are allocated before its first
  * product, each after a test for room. */
 #ifndef MT_F64 /* compiled once for both precisions */

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* An entry: row of y, position, and the rows of its tokens. before: the entry also sums up the tokens of the previous
- * entry. past: in decoding; tokens of sequence seq before row `start` are in its pages. NULL otherwise. */
+/* An entry: its row of y, its position, the row of its first token. before: it also sums up the tokens of the previous
+ * entry. past: NULL but in decoding, where the pages of sequence seq have its tokens before row `start`. */
 struct entry {
     int64_t row, pos, first;
     bool before;
@@ -55,8 +55,8 @@ static const real *pair_at(const struct entry *e, struct tensor kg, int64_t t)
     return !e->past || t >= e->start ? real_row(kg, t) : page_row(e->past->pages, e->seq, e->pos + t - e->first);
 }
 
-/* Where the values of token j of an entry are: row and first column. Tokens -ratio .. -1 are those of the previous
- * entry. gate: distance from a value to its gate. */
+/* Row and first column of the values of token j of an entry. Tokens -ratio .. -1 are those of the previous entry. gate:
+ * distance from a value to its gate, in columns. */
 struct slot {
     int64_t row, col, gate;
     const float *bias;

@@ -1,10 +1,10 @@
 /* conv.c - short causal convolutions of every column: with SiLU after it; LFM2's, between two gates. A thread computes
- * a few columns of one sequence and of those that continue it, whose gradients it adds in their order. */
+ * a few columns of a sequence and of those that continue its prefixes, whose gradients it adds in their order. */
 #include "kernels/cpu/seqs.h"
 
 enum { COLS = 64 };
 
-/* A sequence: its rows, the first row of its base, and the rows of the base that it continues. */
+/* A sequence: first row and number of rows; the first row of its base, and how many rows of the base it continues. */
 struct rows {
     int64_t row, len, base, prefix;
 };

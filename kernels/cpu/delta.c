@@ -7,12 +7,12 @@
  *   kk_ij = D_ij <k_i, k_j> for j < i;  m_ij = D_ij <q_i, k_j> for j <= i;  L_ij = beta_i kk_ij
  *   (I + L) U = beta V;  (I + L) W = beta e^G K;  X = U - W S (the deltas)
  *   O = (e^G Q) S + m X;  S = e^(G_C) S + (e^(G_C - G) K)^T X, where C is the last token.
- * No exponent is positive. The backward computes the states at the starts of the chunks again, then goes from the last
+ * No exponent is positive. The backward recomputes the states at the starts of the chunks, then goes from the last
  * chunk to the first with E, the gradient of the state after the chunk.
  *
- * A thread computes a key head of one segment (struct segments), with its value heads one after another. Where other
- * segments continue a segment, `ends` has the state after it, and E begins as the sum of their gradients in their
- * order, from `grads`. The levels of segments (ops.h) are computed one after another, in the backward from the last. */
+ * A thread computes a key head of one segment (struct segments), with its value heads one after another. Where others
+ * continue a segment, `ends` has the state after it, and E begins as the sum of their gradients (`grads`) in their
+ * order. The levels of segments (ops.h) are computed one after another, in the backward from the last. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
@@ -357,8 +357,8 @@ static real *slot_of(struct tensor slots, const struct head *h, int64_t slot)
     return real_row(slots, slot * h->s->n_value + h->b_col);
 }
 
-/* The place of the state that enters chunk i > 0: the 64 rows of the micro-batch that its first row lies in. No two
- * chunks after the first of a segment begin in the same 64 rows. */
+/* The state that enters chunk i > 0 is in slot row / CHUNK - 1, row being the chunk's first row in the micro-batch: no
+ * two such chunks have the same slot. */
 static real *state_of(struct tensor states, const struct head *h, int64_t i)
 {
     return slot_of(states, h, (h->at.first + i * CHUNK) / CHUNK - 1);

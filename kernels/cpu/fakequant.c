@@ -1,5 +1,5 @@
-/* fakequant.c - fake quantisation, its packed form and its gradient, and the largest magnitudes. A piece of values at a
- * time becomes fp32, whatever the backend's precision: kernels/format/fakequant.h defines each rounding. */
+/* fakequant.c - fake quantisation, its packed form and its gradient, and the largest magnitudes. PIECE values at a time
+ * become fp32, whatever the backend's precision: kernels/format/fakequant.h defines each rounding. */
 #include "kernels/format/fakequant.h"
 
 #include <string.h>

@@ -40,7 +40,7 @@ void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, 
 /* The matrices that products with proj read: its weight, or the fake-quantised one in scratch from dev->work. The
  * scratch omits experts without rows in offs [E+1]; with offs absent it has all experts. */
 struct weight proj_weight(struct device *dev, const struct proj *proj, struct tensor offs);
-/* Whether a product adds the adapter: there is one, and the matrix does not contain it. */
+/* Whether products must add the adapter: there is one, and it is not merged. */
 static inline bool lora_added(const struct lora *lora) { return lora->r > 0 && !lora->merged; }
 
 /* y[t, :] (ldy) = x[t, :] (ldx) W_0^T for t < n, all threads; scratch from dev->work. In a dry run it only takes

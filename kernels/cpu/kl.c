@@ -34,9 +34,8 @@ static struct student student_open(real *z, int64_t n, int64_t id, const struct 
     return s;
 }
 
-/* a (log a - log b) - a + b, given d = log a - log b; it is never negative. Its sum over two distributions is the KL
- * divergence, as a and b have the same sum. Where a and b are close, an error of d changes it in second order only: no
- * large terms cancel. */
+/* a (log a - log b) - a + b, given d = log a - log b; never negative. Summed over two distributions it is the KL
+ * divergence, as a and b have the same sum. Where a and b are close, an error of d enters in second order only. */
 static inline real divergence_of(real a, real b, real d)
 {
 #ifdef MT_F64

@@ -12,9 +12,9 @@
  *   ds_i = <W_i, dY_i> - <V_i, U_i>, and for the last token + <S, E>, S after the chunk. M and W have no diagonal,
  * whose two terms would only cancel there.
  *
- * A thread computes a group of one segment (struct segments), with its heads one after another. Where other segments
- * continue a segment, `ends` has the state after it, and E begins as the sum of their gradients in their order, from
- * `grads`. The levels of segments (ops.h) are computed one after another, in the backward from the last. */
+ * A thread computes a group of one segment (struct segments), with its heads one after another. Where others continue a
+ * segment, `ends` has the state after it, and E begins as the sum of their gradients (`grads`) in their order. The
+ * levels of segments (ops.h) are computed one after another, in the backward from the last. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
@@ -250,8 +250,8 @@ static real *slot_of(struct tensor slots, const struct head *h, int64_t slot)
     return real_row(slots, slot * h->m->n_head + h->n);
 }
 
-/* The place of the state that enters chunk i > 0: the 64 rows of the micro-batch that its first row lies in. No two
- * chunks after the first of a segment begin in the same 64 rows. */
+/* The state that enters chunk i > 0 is in slot row / CHUNK - 1, row being the chunk's first row in the micro-batch: no
+ * two such chunks have the same slot. */
 static real *state_of(struct tensor states, const struct head *h, int64_t i)
 {
     return slot_of(states, h, (h->at.first + i * CHUNK) / CHUNK - 1);

@@ -1,9 +1,10 @@
 /* moe.c - the experts: products over rows in expert order, adapters, the activation between them, the combine.
  *
- * A task is one tile of output columns of one expert, so an expert with most of the rows still uses all threads. Its
- * part of the packed weight is decoded once into scratch of the thread and multiplied with all rows of the expert.
- * Every output element is written by one task, and tasks do not depend on the threads: results are bitwise equal for
- * any number of threads. An expert without rows is skipped before decoding, and its gradients are unchanged. */
+ * A task is one tile of output columns of one expert, so that an expert with most of the rows still uses all threads. A
+ * thread decodes the tile's part of the packed weight once, into scratch, and multiplies it with all rows of the
+ * expert. Every output element is written by one task, and tasks do not depend on the threads: results are bitwise
+ * equal for any number of threads. An expert without rows is skipped before decoding, and its gradients are
+ * unchanged. */
 #include <omp.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* rows.c - products of rows with a tile of a weight. OpenBLAS chooses kernels and the order of sums by the number of
- * rows. For generation each element is computed alone: LANES partial sums over the inner dimension, then their sum in a
- * fixed order. Blocks of rows share loads; their sizes change no bits. */
+/* rows.c - products of rows with a tile of a weight, for generation: the bits of a row do not depend on the number of
+ * rows, by which OpenBLAS chooses the order of sums. Each element is LANES partial sums over the inner dimension, added
+ * in a fixed order. Blocks of rows share loads. */
 #include <string.h>
 
 #include "kernels/cpu/gemm.h"

@@ -53,8 +53,8 @@ static double depth(const struct draw *d, int64_t i)
     return ((double)d->z[i] - (double)d->max) / d->row->temperature;
 }
 
-/* The largest key k such that the tokens in the cut with keys of at least k weigh `limit` or more; a token weighs its
- * probability (mass) or 1. *above: the weight of the tokens in the cut with keys above k. */
+/* The largest key k such that the tokens in the cut with keys of at least k have a total weight of `limit` or more. A
+ * weight is the token's probability (mass) or 1. *above: the weight of the tokens in the cut with keys above k. */
 static key find_least(const struct draw *d, bool mass, double limit, uint64_t *above)
 {
     key found = 0, mask = 0;

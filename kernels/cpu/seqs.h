@@ -62,8 +62,8 @@ static inline real *page_row(const struct pages *pages, int64_t s, int64_t p)
     return real_row(pages->rows, (int64_t)page * MT_PAGE + p % MT_PAGE);
 }
 
-/* A decoding pass writes the entries that it completes to rows. Finds the entry of `row`: entry *e of sequence *seq.
- * False: the row has none. */
+/* Finds what a decoding pass writes to output row `row`: entry *e of sequence *seq. False: nothing, as the pass
+ * completes no such entry. */
 static inline bool complete_entry(const struct past *p, int64_t ratio, int64_t row, int64_t *seq, int64_t *e)
 {
     const int32_t *cu = p->seqs->cu.data, *pos = p->pos.data;

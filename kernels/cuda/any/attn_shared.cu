@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- what the kernels for 64, 128, ... heads of 512 columns share in the backward */
 
-/* Lists the rows of x.part that hold this chunk's terms of the gradient of row `row` of kv, or of the entries, in the
- * order of the tokens. They hold columns 0 .. 255; columns 256 .. 511 are SHARED_BLOCK rows further. Returns their
+/* Lists the rows of x.part that have this chunk's terms of the gradient of row `row` of kv, or of the entries, in the
+ * order of the tokens. They have columns 0 .. 255; columns 256 .. 511 are SHARED_BLOCK rows further. Returns their
  * number. All threads of a block of SHARED_ITEMS call it; it ends with a barrier. */
 __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct shared_args &a,
                                         const struct shared_chunk &x, int row, bool entry)
@@ -209,8 +209,8 @@ __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct sh
 }
 
 /* A block adds the terms of one row (list_parts), in the order of the tokens. The first blocks have the rows of kv from
- * row0 on, the other blocks have the rows of the entries. x.dkv and x.dentry have the sums of earlier chunks; a row
- * that no later token sees is written in bf16. */
+ * row0 on, the others the rows of the entries. x.dkv and x.dentry have the sums of earlier chunks; a row that no later
+ * token sees is written in bf16. */
 static __global__ void __launch_bounds__(SUM_THREADS)
     shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
 {

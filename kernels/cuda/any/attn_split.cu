@@ -50,8 +50,8 @@ static __device__ __forceinline__ int64_t find_token(const struct split_job &job
     return ((int64_t)group * TOKENS + i) * WARPS + threadIdx.x / 32;
 }
 
-/* ---- rotation of channels c .. c+7. EIGHTS: half is a multiple of 8 and rows of the table are aligned; otherwise
- * channels from 2 * half on may be among them ---- */
+/* ---- rotation of channels c .. c+7. EIGHTS: half is a multiple of 8 and rows of the table are aligned; otherwise some
+ * channels may be beyond the rotated ones, from 2 * half on ---- */
 
 static __device__ __forceinline__ int partner_of(int c, int half) { return c < half ? c + half : c - half; }
 

@@ -1,7 +1,7 @@
 /* compress.cu - the entries of compressed attention, one per `ratio` tokens: in every column a sum of the tokens'
  * values, weighted by the softmax of their gates.
  * Math: y = sum_j p_j value_j, p = softmax_j(gate_j + bias_j), column by column; dvalue_j = p_j dy, dgate_j = p_j dy
- *   (value_j - y). With overlap an entry also sums the tokens of the entry before it, in their columns a.
+ *   (value_j - y). With overlap an entry also sums columns a of the tokens of the entry before it.
  * Shapes: kg [T, 2W] bf16: value | gate, with overlap [T, 4W]: value a | value b | gate a | gate b; bias [ratio, W or
  *   2W] f32; y, dy [N, W] bf16, pos [N] i32, cu [S+1] i32; dkg like kg. T may be 0; N >= 1.
  * Needs: fast: W a multiple of 4, 16-byte aligned rows. Otherwise a thread has one column instead of four.
@@ -199,8 +199,8 @@ static __device__ inline void write_batch(const struct state<VEC> &s, const floa
     }
 }
 
-/* Zeros in the gradients of the tokens of sequence seq that belong to no entry: those after its last entry, and the
- * columns a of its last entry's tokens. The caller's share: every step-th token from the begin-th on. */
+/* Writes zeros for what belongs to no entry of sequence seq: the gradients of the tokens after its last entry and, with
+ * overlap, of columns a of the last entry's tokens. Of these tokens it takes every step-th from the begin-th on. */
 template <int VEC>
 static __device__ inline void clear(const struct compress_job &job, int seq, int begin, int step, int col)
 {
@@ -253,8 +253,8 @@ template <int VEC> static __device__ inline void merge(struct state<VEC> *s)
     }
 }
 
-/* The items are N entries and, in the backward, after them S sequences, whose tokens without an entry get zeros. GROUPS
- * 1: a thread per item and VEC columns. Otherwise a block per item and LANES * VEC columns, whose groups share the
+/* The items are N entries and, in the backward, then S sequences, whose tokens without an entry get zeros. GROUPS 1: a
+ * thread per item and VEC columns. Otherwise a block per item and LANES * VEC columns; its groups of threads divide the
  * tokens. */
 template <int VEC, int GROUPS, bool BACKWARD>
 static __global__ void __launch_bounds__(BLOCK, 4) compress_kernel(const struct compress_job job)

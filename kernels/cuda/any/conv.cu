@@ -257,10 +257,10 @@ static dim3 grid_of(struct conv_job *job)
     return dim3(grid_x(n_band), (unsigned)strips);
 }
 
-/* ---- prefixes (struct seqs): the kernels of sequences run first, and take each sequence alone. The kernels below then
- * compute again the rows that have neighbours in another sequence: the first J - 1 rows of a sequence that continues a
- * base and, backward, the last J - 1 rows of the prefix. A thread per row and column; sums in the order of the
- * sequences and of the taps. GATED: LFM2's convolution. */
+/* ---- prefixes (struct seqs): the kernels above run first, and take each sequence alone. The kernels below then
+ * compute again the rows that have neighbours in another sequence: the first J - 1 rows of a sequence that continues
+ * the prefix of another one, its base, and, backward, the last J - 1 rows of the prefix. A thread per row and column;
+ * sums in the order of the sequences and of the taps. GATED: LFM2's convolution. */
 
 struct branch_job {
     int n_col, n_tap, n_seq;

@@ -334,8 +334,8 @@ template <int DIM> static __global__ void __launch_bounds__(128) tokens(const st
     write_unit_grad<DIM>(job.dqkv.at(t) + k_col, sum_k, k, rk, a);
 }
 
-/* A block per sequence and value head, from the last token to the first: dg = the sum of dG over the tokens after, also
- * in the segments that continue this one. */
+/* A block per sequence and value head, from the last token to the first: dg = the sum of dG from the token on, also in
+ * the segments that continue this one. */
 static __global__ void __launch_bounds__(SCAN) gates_bwd(const struct delta_job job)
 {
     __shared__ float part[SCAN / 32];

@@ -101,9 +101,8 @@ static __device__ __forceinline__ struct fakequant_scale nvfp4_scale(const struc
     return fakequant_scale_nvfp4_of(&f, w.top, r);
 }
 
-/* Scales of UNROLL blocks that `lanes` neighbouring lanes share; most: the largest magnitudes of this lane's values. A
- * lane computes the scales of as few of the blocks as possible, and the lanes exchange them. All lanes of the warp
- * call. */
+/* Scales of UNROLL blocks that `lanes` neighbouring lanes share. most: the largest magnitudes of this lane's values.
+ * The lanes divide the blocks among them and exchange the scales. All lanes of the warp call it. */
 template <enum fakequant_kind KIND, bool PACK>
 static __device__ __forceinline__ void block_scales(struct fakequant_scale s[UNROLL], const struct fakequant &f,
                                                     const struct whole &w, const float most[UNROLL], int lanes)

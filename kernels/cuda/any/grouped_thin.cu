@@ -6,7 +6,7 @@
  *   of each row, so that DRAM pages are read in large pieces. Three pipeline stages, two of them loading.
  * Grid: at most ceil(n_row / 64) + count blocks. Order: the first row tile of every expert, then the second of every
  *   expert, and so on. The rows of an expert are in token order, so concurrent blocks gather the same tokens, from L2.
- *   BN 16: 90 to 94 registers and 60 KiB of shared memory (72 with kn), so 3 blocks per SM; BN 64: 168 and 96 KiB,
+ *   BN 16: 90 to 94 registers and 60 KiB of shared memory (72 where g.kn), so 3 blocks per SM; BN 64: 168 and 96 KiB,
  *   which fits GPUs with 99 KiB per block; no spills.
  * Bound: 2 * M * n_in bytes of rows, twice with g.rows; gathered rows are read once from DRAM as far as L2 holds
  *   them: memory bound.
@@ -40,8 +40,8 @@ static __device__ __forceinline__ int tiles_below(const int *tiles, int count, i
     for (int i = threadIdx.x % 32; i < count; i += 32) sum += min(tiles[i], level);
     return __reduce_add_sync(~0u, sum);
 }
-/* Tile t in the order (index in its expert, expert); binary search for the index. tiles: shared memory for the number
- * of row tiles of every expert of this launch, free when this returns. */
+/* Tile t in the order (index in its expert, expert); the index by binary search. tiles: shared memory for the number of
+ * row tiles of each expert of this launch, free when this returns. */
 static __device__ struct tile_at find_tile(const struct grouped &g, int *tiles, int t)
 {
     const int lane = threadIdx.x % 32, count = (int)g.count;

@@ -26,8 +26,8 @@ struct wgrad_args {
     int share, ld_wide;
 };
 
-/* The two rows of the wide operand that this thread copies in the step that begins at row m; -1 beyond the end. If rows
- * are gathered, these are slots, token * top_k + choice, which load_rows divides by top_k a step later: a division here
+/* The two rows of the wide operand that this thread copies in the step that begins at row m; -1 beyond the end.
+ * Gathered rows are given as token * top_k + choice, which load_rows divides by top_k a step later: a division here
  * would wait for the load. */
 struct two_rows {
     int at[2];

@@ -80,8 +80,7 @@ static __device__ inline float square_sum(uint4 u)
 }
 
 /* part [SPLITS, T, 8 TILES + 1] =: fn x and the sum of squares over a range of columns. A warp has 32 tokens and every
- * fourth group of 32 columns. A step of the product permutes its 32 columns in the same way for x and fn: each lane has
- * 8 consecutive ones. */
+ * fourth group of 32 columns. x and fn permute the columns of a group alike, so that a lane has 8 consecutive ones. */
 template <int TILES>
 static __global__ __launch_bounds__(256) void values(float *part, row_view<> x, const struct hyper_job j, int per_split)
 {
@@ -354,8 +353,8 @@ static __global__ __launch_bounds__(PER_TOKEN) void unmix(row_view<> df, row_vie
 
 /* ---- backward of m */
 
-/* What values_bwd needs of a token, in 32-bit words: rstd dm as the sum of two bf16, the pairs of the upper and of the
- * lower part; -rstd^2 / (N D) <dm, m>; pre. */
+/* What values_bwd needs of a token, in 32-bit words: rstd dm, each value as a sum of two bf16, the pairs of larger
+ * terms before those of smaller ones; -rstd^2 / (N D) <dm, m>; pre. */
 enum { LOWER = VALUES / 2, OF_X = VALUES, OF_PRE = VALUES + N_MAX, FACTORS = HYPER_FACTORS, STRIDE = FACTORS + 4 };
 
 struct split2 {
@@ -431,8 +430,8 @@ static __device__ inline void finish8(bf16 *dx, const float *at, int64_t stream,
     store16(dx, pack8(sum));
 }
 
-/* dx += of WALK tokens. A warp has 32 columns, whose fn it keeps in registers. Column 2 i + k of its tile j is number
- * 8 i + 2 j + k of the 32, so that a lane has eight adjacent columns. */
+/* Adds to dx of WALK tokens. A warp has 32 columns, whose fn it keeps in registers. Column 2 i + k of its tile j is
+ * column 8 i + 2 j + k of the 32, so that a lane has eight adjacent ones. */
 static __global__ __launch_bounds__(256) void values_bwd(row_view<> dx, const float *factor, row_view<> dy,
                                                          row_view<> x, const struct hyper_job j)
 {

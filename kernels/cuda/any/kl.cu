@@ -1,17 +1,17 @@
 /* kl.cu - loss head of a distillation over the labelled rows, a chunk of them at a time; the likeliest tokens of a row.
  *
- * Math:     ops.h. z, y logits of student and teacher, p = softmax(z/T), q = softmax(y/T). Forward KL: sum q
- *           (log q - log p), its gradient to z (p - q) / T. Reverse KL: sum p (log p - log q), gradient p (log p -
- *           log q - kl) / T. With K ids and a bucket of all others, of mass p_r and q_r: gradient (p - q) / T for the
- *           ids, (p - q_r p / p_r) / T for the others. A term is summed as q (d + e^-d - 1), d = log q - log p: the sum
- *           over a distribution is the same, and an error of d enters in second order.
+ * Math:     ops.h. z, y logits of student and teacher, p = softmax(z/T), q = softmax(y/T). Forward KL: sum q (log q -
+ *           log p), its gradient to z (p - q) / T. Reverse KL: sum p (log p - log q), gradient p (log p - log q - kl) /
+ *           T. With a teacher given by K ids, and a bucket of all other tokens, of mass p_r and q_r: gradient (p - q) /
+ *           T for the ids, (p - q_r p / p_r) / T for the others. A term is summed as q (d + e^-d - 1), d = log q - log
+ *           p: the sum over a distribution is the same, and an error of d enters in second order.
  * Shapes:   as linear_ce. Scratch: logits [chunk, V] f32, once more for a teacher with hidden states, or [chunk, K]
  *           f32 for the logits of its ids; x and then dx of the chunk [chunk, D] bf16.
  * Needs:    as linear_ce; K <= V. An id outside the vocabulary gives a loss that is not a number.
  * Grid:     512 threads for a row or a pair of rows. kl_kernel: a pass over each row for maximum and sums, one over
  *           both for divergence and gradient, two where the reverse KL must be known before its gradient; 48 registers.
- *           bucket_kernel: the logits of the ids leave the row, a pass for maximum and sums of the rest, one for the
- *           gradient; 40 registers. choose_kernel: four passes of radix selection, 8 bits each, one that writes the
+ *           bucket_kernel: moves the logits of the ids out of the row; a pass for maximum and sums of the rest, one for
+ *           the gradient; 40 registers. choose_kernel: four passes of radix selection, 8 bits each, one that writes the
  *           chosen in the order of their ids; 34 registers, 1416 bytes of shared memory. No spills (sm_90a).
  * Bound:    kl_kernel: 16*N*V read, for the gradient 2*N*V written, in reverse 8*N*V more read. bucket_kernel: 4*N*V
  *           read for the loss, 4*N*V read and 2*N*V written for the gradient. choose_kernel: 24*N*V read. The kernels
@@ -115,9 +115,8 @@ static __device__ __forceinline__ float log_prob(float v, const struct scale_of 
     return (v - s->max) * inv_t - s->log_warm;
 }
 
-/* A pass over both rows: with `measure` returns this thread's part of kl; with `write` the student's logits become
- * their gradient in bf16, in place as in loss.cu: a step reads its groups, all threads wait, and it writes. kl: the
- * row's KL, which the gradient of the reverse KL needs. */
+/* A pass over both rows. measure: returns this thread's part of kl. write: the student's logits become their gradient
+ * in bf16, in place as in loss.cu. kl: the row's KL, which the gradient of the reverse KL needs. */
 static __device__ __forceinline__ float pass(float *z, const float *y, int n, int id, struct scale_of s,
                                              struct scale_of t, struct factors f, float kl, bool measure, bool write)
 {

@@ -4,7 +4,7 @@
  *   grouped_pass_wgmma.cu computes dxa and dB in one pass over dy. On Hopper, where the tiles of dense_wgmma.cu occupy
  *   the GPU, it computes the products with W and with B or A, bias and residual in one pass. Otherwise cuBLASLt
  *   multiplies by W, and addend_kernel adds the product with B, bias and residual in one pass over y: before the
- *   product with W if there is no residual, otherwise after it: the residual may be thousands of times larger than the
+ *   product with W if there is no residual, otherwise after it, as a residual may be thousands of times larger than the
  *   rest. A residual without bias and adapter is copied, and the product added.
  * Shapes: x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
  * Needs: in and r multiples of 8, segments in ascending order, rows of x and xa 16-byte aligned; any width of out and

@@ -59,7 +59,7 @@ static __device__ __forceinline__ struct row_sums sum_row(const float *row, int 
 }
 
 /* In place: n logits become scale * (softmax - onehot) in bf16, at the start of their row. Each step reads its groups,
- * synchronises, then writes. It only overwrites groups that have been read, since bf16 takes half the space. */
+ * synchronises, then writes. As bf16 takes half the space, it overwrites only logits that have been read. */
 static __device__ __forceinline__ void write_gradient(float *row, int n, int id, const struct row_sums *all,
                                                       float scale, float inv_cap)
 {

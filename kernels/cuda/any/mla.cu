@@ -60,8 +60,8 @@ static __device__ inline void turn(float lo[8], float hi[8], const float *cosine
     }
 }
 
-/* A piece of a head: eight copied columns, or eight pairs. Pieces are in the order q, k_nope, v (copied), then the
- * rotated pairs of q and, in the forward, of k. */
+/* What a thread copies or rotates of a head: eight columns of q, k_nope or v (copied), then eight rotated pairs of q
+ * or, in the forward, of k, in this order. */
 struct piece {
     int head, at;
     bool rotated, key, query;

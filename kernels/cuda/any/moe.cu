@@ -2,11 +2,11 @@
  * Math: kernels/ops/ops.h; kernels/cpu/moe.c does the same in plain loops. Per launch, the matrices of expert_group
  *   experts (struct device) are decoded to bf16 and multiplied by the rows of those experts; bf16 weights are used in
  *   place. With fewer rows than experts (M < E), the experts that have rows are listed on the device first, and only
- *   they have a place in the buffer, which has min(E, M) of them. On Hopper, products of few rows per expert decode
- *   MXFP4 inside (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of very many rows decode it into
- *   a ring, beside the products of the experts before (grouped_ahead_wgmma.cu). Adapters: forward xa = x A^T (thin);
- *   the main product then adds scale * xa B^T in its accumulators. Backward db = dy B (thin), dx = dy W + scale * db A,
- *   dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do not contain the gate: the thin
+ *   they are decoded, into a buffer of min(E, M) matrices. On Hopper, products of few rows per expert decode MXFP4
+ *   inside (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of very many rows decode it into a
+ *   ring, while the products of earlier experts run (grouped_ahead_wgmma.cu). Adapters: forward xa = x A^T (thin); the
+ *   main product then adds scale * xa B^T in its accumulators. Backward db = dy B (thin), dx = dy W + scale * db A, dA
+ *   += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do not contain the gate: the thin
  *   operands of its gradients, db and ha = act A^T, are multiplied by the gate in f32 and rounded once, and the
  *   epilogue of the activation's gradient multiplies by the gate. On Hopper with r <= 16 one pass over dy computes dy B
  *   and dB, and the thin product before a bf16 product of tokens writes the rows that it gathers, which the main
@@ -151,8 +151,8 @@ static const struct grouped_variant *variant_of(int64_t n_out)
     return v;
 }
 
-/* ids = the experts that have rows, ascending; to = their row offsets. A place is an index of ids. Places after these
- * have no rows, and their ids are not written. One block. */
+/* ids = the experts that have rows, ascending; to = their row offsets. Later elements of `to` say that there are no
+ * rows; those of ids are not written. One block. */
 static __global__ void __launch_bounds__(GROUPED_EXPERTS)
     list_kernel(int32_t *ids, int32_t *to, int n_place, const int32_t *offs, int n_exp)
 {
@@ -194,8 +194,8 @@ static struct fp8_rows fill_fp8_rows(const struct scratch_fp8_rows *to, const st
     return rows;
 }
 
-/* The main product where the e4m3 codes of exact experts (struct proj_fp8) are in memory. One launch for each run of
- * neighbouring experts that are all exact or all not exact; most often all experts are exact. */
+/* The main product where e4m3 codes of experts are in memory (struct proj_fp8): one launch for each run of neighbouring
+ * experts that are all exact in e4m3 or all not; most often all are exact. */
 static void product_of_codes(struct grouped *g, const struct proj *proj, const struct fp8_rows *rows)
 {
     const struct weight *w = &proj->w;
@@ -246,8 +246,8 @@ static void product(struct grouped *g, const struct proj *proj, const struct scr
     }
 }
 
-/* One factor's gradient: dA += scale db^T x with of_a, wide = x and thin = db; dB += scale dy^T xa with wide = dy and
- * thin = xa. partial: scratch. beside: dy B, computed in the same pass over dy, or NULL. */
+/* The gradient of A or B: with of_a, dA += scale db^T x, wide = x and thin = db; else dB += scale dy^T xa, wide = dy
+ * and thin = xa. partial: scratch. beside: dy B, computed in the same pass over dy, or NULL. */
 static void factor_grad(void *partial, const struct proj *proj, bool of_a, struct tensor wide, bool tokens,
                         struct tensor thin, const struct thin *beside, const struct route *r)
 {

@@ -1,6 +1,6 @@
 /* optim.cu - optimizer kernels on the adapters' flat arrays: sum of squares, AdamW with moments of 32 or 8 bits, cast;
  *   sums of a step, kept on the device: loss, hits, KL, auxiliary loss, rows and gates of every expert.
- * Shapes: flat, n up to 2^40; sums: nll, hit, kl [N]; count, prob [E]; offs [E+1]; row_slot, gate [M]; f64, "+=".
+ * Shapes: flat, n up to 2^40; sums: nll, hit, kl [N]; count, prob [E]; offs [E+1]; row_slot, gate [M]; added to f64.
  * Needs: 16-byte aligned arrays (sumsq also takes unaligned ones, one element at a time; adamw8 takes any).
  * Grid: sumsq one block per 65536 elements, then one block over their sums; adamw one thread per 4 values, cast per 8;
  *   loss_sum one block of 1024 threads, expert_sums one block of 128 per expert.

@@ -1,9 +1,9 @@
-/* policy.cu - the loss head of a policy, log-probabilities at a temperature and entropies of labelled tokens in chunks;
- * the losses of completions; the gradient of the head weighted by them.
+/* policy.cu - the loss head of a policy: log-probabilities at a temperature and entropies of labelled tokens, in
+ * chunks; the losses of completions; the head's gradient, weighted by these losses.
  * Math:     ops.h, kernels/policy_value.h. u = (z - max) / T, S = sum e^u, H = log S - sum e^u u / S; dlogits =
  *           (p (a - b (log p + H)) - a onehot) / T for the weights a, b of a label.
  * Shapes:   as linear_ce. Scratch: logits [chunk, V] f32, dlogits in bf16 from the start of the same rows; x and then
- *           dx of the chunk [chunk, D] bf16. part [A, 12] f64; nll, entropy, old, reference, weight [N] f32.
+ *           dx of the chunk [chunk, D] bf16. part [completions, 12] f64; nll, entropy, old, reference, weight [N] f32.
  * Needs:    as linear_ce. A label outside the vocabulary gives a NaN loss.
  * Grid:     head_kernel: 512 threads per row, a pass for maximum, arg max and sums, one for the gradient.
  *           policy_kernel, importance_kernel: a block per completion, two passes over its tokens. policy_sum: one

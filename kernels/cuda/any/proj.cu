@@ -15,7 +15,7 @@
 
 enum { THREADS = 256, WARPS = THREADS / 32, ROWS = 8, BAND = WARPS * ROWS, VECTOR = 8, COLS = 32 * VECTOR, DEPTH = 16 };
 
-/* Rows of every expert that are quantised as one matrix: all, or one of q | k | v. */
+/* The rows of an expert that are quantised as one matrix: all, or one of q, k and v. */
 struct part {
     int64_t row, n_row;   /* of the matrix */
     const float *a, *b;   /* [E, r, n_in], [E, n_row, r], strides below; r 0: absent */
@@ -97,9 +97,8 @@ static __device__ __forceinline__ void quantise(float x[VECTOR], const struct fa
     for (int j = 0; j < VECTOR; j++) x[j] = fakequant_value(&f, &s, fakequant_round(&f, &s, x[j]));
 }
 
-/* AMAX: stores the largest magnitudes in p.amax. Otherwise stores the fake-quantised matrices in out, beginning with
- * place `first` (cuda.h).
- */
+/* AMAX: stores the largest magnitudes in p.amax. Otherwise stores the fake-quantised matrices in out, as cuda_dequant
+ * does (cuda.h). */
 template <typename FORMAT, bool AMAX>
 static __global__ void __launch_bounds__(THREADS, 2)
     proj_kernel(bf16 *__restrict__ out, const struct source s, const struct fakequant f, const struct part p,

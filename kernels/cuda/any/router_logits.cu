@@ -24,9 +24,8 @@ using MANY_TOKENS = struct tile<32, 32, 1>;
 using FEW_TOKENS = struct tile<16, 8, 3>;
 
 /* Loads columns col + 8q .. col + 8q + 7 of COUNT rows lane/4 + 8j, for lane 4i + q; zeros after column n_in. Rows
- * after the last one repeat it: what comes of them is not stored. The order of the summed index within 32 is permuted,
- * the same in x and W, so that the operands of a lane are contiguous: the first four columns serve in one mma, the
- * others in the next. */
+ * after the last one repeat it, and their results are not stored. x and W permute the summed index within 32 alike, so
+ * that a lane's operands are contiguous: four columns for one mma, four for the next. */
 template <int COUNT>
 static __device__ __forceinline__ void fetch(uint4 to[COUNT], const bf16 *p, int ld, int last, int col, int n_in)
 {

@@ -38,8 +38,8 @@ static __device__ inline void mma_tf32(float c[4], float a0, float a1, float a2,
                    "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-/* c += a b^T over 16 of the summed index. The four values of a lane serve as columns t, t+4 of two steps of 8; the
- * order is the same in a (rows g and g+8) and b. */
+/* c += a b^T over 16 of the summed index, for lane 4g + t; a: rows g and g+8. A lane's four values are columns t and
+ * t+4 of two steps of 8; a and b have the same order. */
 static __device__ inline void mma_16(float c[4], const float4 a[2], float4 b)
 {
     mma_tf32(c, a[0].x, a[1].x, a[0].y, a[1].y, b.x, b.y);

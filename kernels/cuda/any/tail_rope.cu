@@ -119,8 +119,8 @@ static __device__ inline float turned(const struct tail_job &j, const bf16 *x, c
     return own * angle[i / 2] + (i % 2 ? other * s : -other * s);
 }
 
-/* Any size. A warp takes 32 columns at a time: all lanes read their pairs before any lane writes. No pair lies in two
- * groups of 32, since the first rotated column begins a group. */
+/* Any size. A warp takes 32 columns at a time: all lanes read their pairs before any lane writes. The first rotated
+ * column begins a group of 32, so no pair is in two groups. */
 template <bool BACKWARD> static __global__ void __launch_bounds__(BLOCK) tail_rope_any(const struct tail_job j)
 {
     const int64_t head = head_of_warp();

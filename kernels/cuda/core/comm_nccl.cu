@@ -1,8 +1,8 @@
 /* comm_nccl.cu - collectives on GPU memory, by NCCL.
  *
  * There are three streams. Collectives run on the GPU's stream in the order of the calls. Between comm_overlap_begin
- * and comm_overlap_end, and for comm_all_to_all, they run on a second stream, each after the work issued to the first
- * before the call. All-to-all by copies (comm_peer.cu) runs on a third. Reductions and all-to-all never run
+ * and comm_overlap_end, and for comm_all_to_all, they run on a second stream, each after the work that the first stream
+ * had at the call. All-to-all by copies (comm_peer.cu) runs on a third. Reductions and all-to-all never run
  * concurrently through NCCL, since two communicators at a time could deadlock. libnccl is opened when several ranks
  * start, so the program runs without it on one GPU. Opening a group runs one small collective, so that NCCL's memory is
  * allocated before the run is planned.

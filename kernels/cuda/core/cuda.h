@@ -55,7 +55,7 @@ static inline bf16 *bf16_ptr(struct tensor x) { return (bf16 *)x.data; }
 static inline float *f32_ptr(struct tensor x) { return (float *)x.data; }
 static inline int32_t *i32_ptr(struct tensor x) { return (int32_t *)x.data; }
 
-/* ---- prof.cu: slots of struct ops, for kernels/prof.c */
+/* ---- prof.cu: members of struct ops, for kernels/prof.c */
 
 void cuda_mark(int slot);
 double cuda_mark_ms(int from, int to);
@@ -64,12 +64,12 @@ void cuda_count_calls(bool on, struct dev_calls *calls);
 
 double cuda_energy(void); /* energy.cu */
 
-/* ---- host_copy.cu: slots of struct ops */
+/* ---- host_copy.cu: members of struct ops */
 
 void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
 void cuda_host_join(int ticket);
 
-/* ---- graph.cu: slots of struct ops */
+/* ---- graph.cu: members of struct ops */
 
 bool cuda_record_begin(void);
 void *cuda_record_end(void);
@@ -81,8 +81,8 @@ void cuda_record_free(void *recording);
 /* Asks the driver for GPU cuda.index, and sets cuda.n_sm, all_sm, capability, integrated, host_pointers and name.
  * Error: why it cannot be used. */
 int cuda_find(struct err *err);
-/* After the context of the GPU exists: lowers n_sm and all_sm to the context's multiprocessors, which MPS can limit
- * (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE): all blocks of a cooperative launch must run at the same time. */
+/* Call it after the GPU's context exists: lowers n_sm and all_sm to the context's multiprocessors, which MPS can limit
+ * (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), since all blocks of a cooperative launch must run at the same time. */
 void cuda_find_sms(void);
 
 /* ---- sm90.cu */
@@ -92,7 +92,7 @@ bool cuda_has_sm90(void);
 
 /* ---- device.cu */
 
-/* Records the memory in use now as fixed (fixed_bytes of struct ops); later allocations are the run's. */
+/* Counts the memory in use now as fixed_bytes of struct ops; later allocations are the run's. */
 void cuda_note_fixed(void);
 
 /* ---- comm_peer.cu: all-to-all by copies into the work arenas of other ranks, for comm_nccl.cu; one group at a time */
@@ -102,17 +102,17 @@ int cuda_peers_offer(void *work, char handle[COMM_HANDLE], struct err *err);
 /* Maps the work arenas of all other ranks; handles [world, COMM_HANDLE]. */
 int cuda_peers_reach(const struct comm *c, const char *handles, struct err *err);
 void cuda_peers_leave(void); /* unmaps what is mapped, also after an error; waits for the device */
-/* comm_all_to_all in stream s: when s has passed it, the rows from and for this rank have been copied. A stream that
- * reads them must call cuda_peers_acquire first. */
+/* comm_all_to_all in stream s. For later work in s, the rows from and for this rank have been copied. A stream that
+ * reads these rows must call cuda_peers_acquire first. */
 void cuda_peers_exchange(const struct comm *c, const struct comm_rows *t, int n, const int64_t *rows, cudaStream_t s);
 /* Makes the rows of an exchange visible to later kernels of stream s, which already waits for the exchange. */
 void cuda_peers_acquire(cudaStream_t s);
 
 /* ---- dequant.cu */
 
-/* Decodes matrices of w into out: [count, n_out, n_in] bf16 contiguous, row-major. Place first + i is out[i]. ids: the
- * expert of each place, i32 on the device; NULL: place e is expert e. offs: the rows of each place, [places + 1] i32 on
- * the device, or NULL. With offs, places without rows are skipped: their part of `out` is not written. */
+/* Decodes experts of w into out, [count, n_out, n_in] bf16 contiguous, row-major: out[i] is expert ids[first + i], or
+ * first + i where ids is NULL. ids, offs: i32 on the device. offs: as in grouped.h, or NULL. With offs, experts without
+ * rows are skipped: their part of `out` is not written. */
 extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *ids,
                              const int32_t *offs);
 /* Decodes all of w into `matrices`, of scratch_matrices; does nothing if these are w's own memory. */
@@ -151,7 +151,8 @@ void cuda_gemm_open(void); /* creates the handle and workspace; the GPU must be 
 /* c = alpha op(a) op(b) + beta c, row-major; op transposes when ta, tb. a, b bf16; c bf16 or f32; any ld. Sizes may
  * be 0. f32 accumulation; bitwise repeatable. */
 void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta);
-/* Slot of struct ops: a product for the roof of the portable kernels on Hopper. All calls have the same shape. */
+/* Member of struct ops: a product with cuBLASLt's Ampere kernels, whose rate on Hopper is the roof of the portable
+ * kernels. All calls have the same shape. */
 bool cuda_portable_product(struct tensor y, struct tensor x, struct tensor w);
 
 #endif

@@ -23,7 +23,7 @@ static struct {
 /* ---- memory ---- */
 
 /* Bytes that plans must leave free: memory in use after opening the GPU (context, libraries, other processes), plus
- * what the driver allocates at the first launches of kernels. */
+ * LAUNCHED_LATER, which the driver allocates at the first launches of kernels. */
 enum { LAUNCHED_LATER = 72 << 20 };
 static int64_t fixed;
 
@@ -37,9 +37,8 @@ static void *gpu_alloc(int64_t bytes)
 
 static void gpu_free(void *p) { CUDA_CHECK(cudaFree(p)); }
 
-/* Pinning mapped pages is ten times as fast as cudaHostAlloc on an H200: tests/notebook/memory.md.
- * Where kernels cannot use the host's addresses of such pages, cudaHostAlloc gives addresses that host and kernels can
- * use. */
+/* Pinning mapped pages is ten times as fast as cudaHostAlloc on an H200 (tests/notebook/memory.md). cudaHostAlloc is
+ * for GPUs whose kernels cannot use the host's addresses of pinned pages. */
 static void *gpu_alloc_host(int64_t bytes)
 {
     void *p = NULL;
@@ -65,8 +64,9 @@ static void gpu_free_host(void *p, int64_t bytes)
     memory_unmap(p, bytes);
 }
 
-/* On an integrated GPU cudaMemGetInfo leaves out memory that the system can reclaim, such as its file cache. The use of
- * other processes is not known there: `used` is the free memory lost since this process opened the GPU. */
+/* On an integrated GPU cudaMemGetInfo does not count memory that the system can reclaim, such as its file cache, as
+ * free. What other processes use is not known there: gpu_used_bytes is the fall of free memory since this process
+ * opened the GPU. */
 static int64_t free_before;
 static bool gpu_integrated(void) { return cuda.integrated; }
 

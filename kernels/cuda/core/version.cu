@@ -5,8 +5,8 @@
 
 #include "kernels/device.h"
 
-/* sm_80: machine code; compute_80: PTX, which the driver compiles for newer GPUs. A list that the user gave to CMake is
- * printed in CMake's names: "80 90a-real"; a name without -real means machine code and PTX. */
+/* sm_80: machine code; compute_80: PTX, which the driver compiles for newer GPUs. A user's CMAKE_CUDA_ARCHITECTURES is
+ * printed as given: "80 90a-real"; a name without -real means machine code and PTX. */
 extern "C" const char *ops_cuda_built(void) { return "architectures " MT_CUDA_ARCHITECTURES; }
 
 static int nccl_version(void)

@@ -31,7 +31,7 @@ static __device__ __forceinline__ struct values scaled_values(uint32_t scale)
             {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)}};
 }
 
-/* Four bytes, one for each of four codes 0 .. 7, from the eight bytes of low and high. prmt, since __byte_perm would
+/* Four bytes, one for each of four codes 0 .. 7, from the eight bytes `low` and `high`. prmt, since __byte_perm would
  * mask the codes again. */
 static __device__ __forceinline__ uint32_t look_up(uint32_t low, uint32_t high, uint32_t codes)
 {
@@ -55,8 +55,8 @@ static __device__ __forceinline__ void decode_word(uint32_t pair[4], const struc
     }
 }
 
-/* The values of the eight nibbles of c, from a table of sixteen bf16 that is split into low and high bytes. Pair i has
- * nibbles 2 i + 1 and 2 i, as NF4 orders them. */
+/* The values of the eight nibbles of c, from a table of sixteen bf16: low has their low bytes, high their high bytes.
+ * Pair i has nibbles 2 i + 1 and 2 i, as NF4 orders them. */
 static __device__ __forceinline__ void nibble_pairs(uint32_t pair[4], const uint32_t low[4], const uint32_t high[4],
                                                     uint32_t c)
 {

@@ -33,21 +33,21 @@ struct attn_args {
     int stat_group; /* number of adjacent heads in stat */
     struct scratch_pairs pairs; /* Hopper, heads of 512: weights */
     float *dq_sum;  /* f32 sums on Hopper: of dk and dv (heads of 512); of dq, where blocks of keys add to it */
-    uint32_t *turn; /* with sums of dq: [K, T] zeros; counts the blocks of keys that have added to the tile that begins
-                       at a token */
-    uint32_t *ticket;      /* with sums of dq: a zero */
+    uint32_t *turn; /* with sums of dq: [K, T], 0 at launch; counts the blocks of keys that have added to the tile that
+                     * begins at a token */
+    uint32_t *ticket;      /* with sums of dq: a counter, 0 at launch */
     const int32_t *prefix; /* of struct seqs, or NULL; read by kernels with PREFIX alone */
 };
 
-/* The mean number of keys that a query of a sequence attends to. It decides the tiles of each sequence, so that the
- * bits of a sequence do not depend on other sequences of the batch. */
+/* The mean number of keys that a query of a sequence attends to. Tiles are chosen by it, so that the bits of a sequence
+ * do not depend on other sequences of the batch. */
 __host__ __device__ static inline int attn_mean_keys(const struct attn_args &a, int len)
 {
     return MT_MIN((len + 1) / 2, a.window);
 }
 
-/* Whether the forward on Hopper bounds the scores of a sequence by the norms of its keys (BOUNDED_KEYS). For each
- * BOUNDED_LEN rows of the batch and each kv head key_norm has the bits of the largest |k|^2. */
+/* Whether the forward on Hopper bounds the scores of a sequence by the norms of its keys. For each BOUNDED_LEN rows of
+ * the batch and each kv head, key_norm has the bits of the largest |k|^2. */
 __host__ __device__ static inline bool attn_bounded(const struct attn_args &a, int len)
 {
     return (int64_t)attn_mean_keys(a, len) * (a.n_head / a.n_kv) >= BOUNDED_KEYS;
@@ -61,7 +61,7 @@ __host__ __device__ static inline int64_t attn_norm_at(const struct attn_args &a
 
 /* ---- which rows ---- */
 
-/* Slot `slot` of the grid (struct seq_block), in blocks of `size` rows. */
+/* The block of `size` rows of grid slot `slot` (struct seq_block). */
 __device__ static inline struct seq_block find_block(const struct attn_args &a, int slot, int size)
 {
     return find_seq_block(a.cu, a.n_seq, slot, size);
@@ -78,9 +78,8 @@ __device__ static inline int blocks_behind(const struct attn_args &a, int n, int
     for (int s = threadIdx.x % 32; s < a.n_seq; s += 32) sum += max(blocks_of(a, s, size) + 1 - n, 0);
     return __reduce_add_sync(~0u, sum);
 }
-/* find_block with the slots in another order: blocks followed by the most blocks of their sequence come first, so that
- * short ones end last. For kernels whose blocks hold keys: the work of such a block is the number of blocks of queries
- * after it. All lanes of a warp call it. */
+/* find_block in another order, for kernels whose blocks hold keys: blocks with the most later blocks in their sequence
+ * come first. These have the most queries, and so the most work. All lanes of a warp call it. */
 __device__ static inline struct seq_block find_longest(const struct attn_args &a, int slot, int size)
 {
     enum { MOST = 256 }; /* counting the blocks of more sequences takes too long */
@@ -110,11 +109,11 @@ static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head
 
 /* ---- prefixes (struct seqs)
  *
- * An op first computes all sequences as if they had no prefix, on Hopper with its kernels. Then the kernels with PREFIX
+ * A sequence may continue the first rows (prefix) of an earlier sequence, its base. An op first computes all sequences
+ * as if they had no prefix, on Hopper with the Hopper kernels. Then, in batches with prefixes, the kernels with PREFIX
  * add the keys of prefixes. The forward continues the softmax from o and lse, which already include the sink and the
- * sequence's own keys. The backward needs only the final lse and o, and adds to the gradients in dqkv. So o, and the
- * gradients of queries and of a base, are rounded to bf16 once more. Batches without prefixes run only the kernels
- * without PREFIX. */
+ * sequence's own keys. The backward needs only the final lse and o, and adds to dqkv. So o, and the gradients of
+ * queries and of a base, are rounded to bf16 once more. */
 
 /* Keys are numbered by their position. Query i of the sequence is at position i + shift. */
 struct attn_keys {
@@ -133,7 +132,7 @@ __device__ static inline struct attn_keys keys_of(const struct attn_args &a, con
     return {b.first, b.len, 0};
 }
 
-/* Queries begin .. end - 1 of a sequence, which attend to some key of a block, but to no key from n_key on. */
+/* Queries begin .. end - 1 of a sequence attend to keys of a block, but to no key from n_key on. */
 struct attn_queries {
     int64_t first; /* row of query 0 */
     int len, begin, end, shift, n_key;

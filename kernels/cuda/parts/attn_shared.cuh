@@ -99,9 +99,9 @@ struct shared_chunk {
     float *part;         /* [n / 32, n_window + n_far, 2, 192, 256]: sums over the tokens of an item */
     float *dkv, *dentry; /* [T, 512], [N, 512]: sums so far, of rows that later tokens see too */
 };
-/* An item of the gradients of keys: 192 rows, columns 256 half ..., and the tokens first .. first + n - 1. Row r is row
- * near + r of kv while r < split, then row far + r - split of the entries: the windows of 32 tokens do not fill all
- * rows, and the rest hold the first entries that these tokens see. */
+/* An item of the gradients of keys: the terms of tokens first .. first + n - 1 for 192 rows, in the 256 columns from
+ * 256 half on. Row r is row near + r of kv while r < split, then row far + r - split of the entries: the windows of 32
+ * tokens do not fill all rows, and the rest hold the first entries that these tokens see. */
 struct shared_item {
     int first, n, half, near, split, far;
     bool seen; /* a token may see a row; otherwise the item is not computed */
@@ -144,13 +144,13 @@ __device__ static inline struct shared_item item_of(const struct shared_args &a,
 
 /* The tokens of an item that see one of its rows. */
 struct shared_live {
-    int n, token[SHARED_TOKENS]; /* tokens that see one: index in the item */
-    int bits[SHARED_TOKENS];     /* of each token of the item. Bit i: it sees one of rows 64 i .. 64 i + 63 */
-    int4 owned[SHARED_TOKENS];   /* rows of kv, and of the entries, of its sequence */
+    int n, token[SHARED_TOKENS]; /* the tokens that see a row: index in the item */
+    int bits[SHARED_TOKENS];     /* of each token of the item. Bit i: the token sees one of rows 64 i .. 64 i + 63 */
+    int4 owned[SHARED_TOKENS];   /* first and end row in kv, and in the entries, of the token's sequence */
 };
 
-/* map[r] = slot of token t for row base + r of an item, -1: t does not see it. Returns t's element of shared_live.bits.
- * A warp calls it. */
+/* map[r] = which key of token t (struct shared_chunk) row base + r of an item is; -1: t does not see it. Returns t's
+ * element of shared_live.bits. A warp calls it. */
 template <int ROWS>
 __device__ static inline int map_token(int *map, const struct shared_args &a, int t, const struct shared_item &m,
                                        int base)
@@ -178,7 +178,7 @@ __device__ static inline int map_token(int *map, const struct shared_args &a, in
     }
     return __reduce_or_sync(~0u, found);
 }
-/* Whether row `row` of an item belongs to the sequence that owns these rows. */
+/* Whether row `row` of an item is one of a sequence. owned: an element of shared_live.owned. */
 __device__ static inline bool owns(const struct shared_item &m, int4 owned, int row)
 {
     const int x = row < m.split ? m.near + row : m.far + row - m.split;

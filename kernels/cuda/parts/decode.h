@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/core/cuda.h"
 
-/* Computes attn_decode if scratch_attn_decode sets `tiles`; otherwise does nothing and returns false. */
+/* Computes attn_decode where scratch_attn_decode sets `tiles`; elsewhere only returns false. */
 bool cuda_attn_decode_mma(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
                           struct tensor sinks, struct tensor pos, const struct seqs *seqs,
                           const struct attn_shape *shape);

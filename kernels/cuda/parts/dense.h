@@ -5,7 +5,7 @@
  *     out = v, or with `tile_sums` out = exp(v - the largest v of the row in the tile of DENSE_COLS columns)
  *
  * Without `kn` b is stored transposed, [n_out, n_in] (forward); with `kn` as [n_in, n_out] (backward). Columns of `out`
- * that no part has get no adapter. */
+ * outside of all parts get no adapter. */
 #ifndef MT_CUDA_DENSE_H
 #define MT_CUDA_DENSE_H
 

@@ -1,14 +1,14 @@
-/* grouped.h - grouped GEMM over experts: one launch multiplies the rows of each expert with its matrix, for a range of
- * experts, or of a list of the experts that have rows. The kernels read the number of rows of each expert from device
- * memory (offs); the host never knows it.
+/* grouped.h - grouped GEMM over experts: one launch multiplies the rows of each expert with its matrix. Kernels read
+ * the number of rows of each expert from device memory (offs); the host never knows it. `ids` may list the experts that
+ * have rows: place i is expert ids[i], or without ids expert i.
  *
- * For every place i of first .. first+count-1, its expert e = ids ? ids[i] : i, and every row m of offs[i] ..
- * offs[i+1]-1, with a_row(m) = slot ? slot[m] / top_k : m and all sums in f32:
+ * For every place i of first .. first+count-1, with expert e, and every row m of offs[i] .. offs[i+1]-1, with a_row(m)
+ * = slot ? slot[m] / top_k : m and all sums in f32:
  *
  *     v[m, :] = scale * (la[m, :] lb_e) + a[a_row(m), :] b_e + bias_e
  *
  * Without `kn` b_e is stored transposed, [n_out, n_in] (forward); with `kn` it is stored as [n_in, n_out] (backward,
- * with the same bytes). lb_e is [n_out, r] or, with kn, [r, n_out]. The epilogue says what is stored from v. */
+ * with the same bytes). lb_e is [n_out, r] or, with kn, [r, n_out]. The epilogue says what is stored. */
 #ifndef MT_CUDA_GROUPED_H
 #define MT_CUDA_GROUPED_H
 
@@ -66,13 +66,15 @@ static inline __host__ __device__ struct glu_form glu_form_of(const struct glu &
 
 struct grouped {
     int64_t n_row, n_out, n_in;  /* M (all experts), columns of v, length of the sums */
-    int64_t n_exp, first, count; /* b holds places first .. first+count-1; all other per-expert arrays hold n_exp */
+    int64_t n_exp, first, count; /* b has the matrices of places first .. first+count-1; other arrays those of all n_exp
+                                  * experts */
     const int32_t *ids;          /* expert of each place, device; NULL: place i is expert i, of n_exp */
     const int32_t *offs;         /* rows of each place: [places + 1] device */
     const bf16 *a;               /* rows of n_in, lda apart */
     int64_t lda;
-    const int32_t *slot;   /* [M]: a is in token order, gather it; NULL: a is in expert order */
-    struct quotient token; /* of a slot: by top_k */
+    const int32_t *slot;   /* [M] token * top_k + choice: rows of a are tokens, gathered; NULL: rows of a are in expert
+                            * order */
+    struct quotient token; /* by top_k */
     const bf16 *b;         /* [count, n_out, n_in], with kn [count, n_in, n_out] */
     bool kn;
     int64_t r; /* 0: no adapter; else a multiple of 8, at most 256 */
@@ -121,16 +123,16 @@ static inline void grouped_require(const struct grouped *g)
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
 /* cuda_grouped_wgmma with the packed experts of w instead of b, for all experts, without ids and slot:
- * grouped_packed_wgmma.cu. Epilogues: GROUPED_STORE; GROUPED_GLU with g->interleaved
- * set and g->kn not set; GROUPED_GLU_BWD. grouped_is_packed(way) must be true. */
+ * grouped_packed_wgmma.cu. Epilogues: GROUPED_STORE; GROUPED_GLU with g->glu.interleaved and without g->kn;
+ * GROUPED_GLU_BWD. grouped_is_packed(way) must be true. */
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w, enum grouped_way way);
-/* What cuda_grouped_packed calls for GROUPED_DECODE: grouped_decode_wgmma.cu. */
+/* Called by cuda_grouped_packed for GROUPED_DECODE: grouped_decode_wgmma.cu. */
 void cuda_grouped_decode(const struct grouped *g, const struct weight *w);
-/* cuda_grouped_wgmma with experts in MXFP4, decoded into `ring` [AHEAD_SLOTS, n_out, n_in] beside the products; without
+/* cuda_grouped_wgmma with experts in MXFP4, decoded into `ring` [AHEAD_SLOTS, n_out, n_in] while products run; without
  * ids and slot. Its blocks wait for each other, so no concurrent kernel may hold multiprocessors while it waits for a
- * later one. grouped_ahead_wgmma.cu. */
+ * later kernel. grouped_ahead_wgmma.cu. */
 void cuda_grouped_ahead(const struct grouped *g, const struct weight *w, bf16 *ring);
-/* Whether cuda_grouped_wgmma has GROUPED_GLU for g, which has gates and ups in separate halves: plain SwiGLU without
+/* Whether cuda_grouped_wgmma can compute GROUPED_GLU with gates and ups in separate halves: for plain SwiGLU without
  * bias, F a multiple of 128. */
 bool cuda_grouped_swiglu(const struct grouped *g);
 /* cuda_grouped_mma for n_out <= 64, without ids, adapter and bias, only GROUPED_STORE and GROUPED_GATED:
@@ -142,7 +144,7 @@ void cuda_grouped_thin(const struct grouped *g);
 struct relu2_rows {
     int64_t n_row, width;
     row_view<> pre, dact, dpre; /* dpre may be pre */
-    row_view<float> gate;       /* of row m: row row_slot[m], or without row_slot row m; absent: 1 */
+    row_view<float> gate;       /* row m has gate row_slot[m], or m without row_slot; absent: 1 */
     const int32_t *row_slot;
     row_view<float> dgate; /* or absent */
     bf16 *act;             /* [n_row, width], may be dact; or NULL */
@@ -151,7 +153,7 @@ struct relu2_rows {
 };
 void cuda_relu2_bwd(const struct relu2_rows *r);
 
-/* Weight gradients of the adapters, a sum over the rows of each expert: out_e += scale * sum over its rows m of
+/* Weight gradients of the adapters: out_e += scale * the sum over the rows m of expert e of
  *
  *     wide[w_row(m), :]^T thin[m, :]    [n_wide, r], or with thin_first its transpose [r, n_wide]
  *

@@ -54,9 +54,9 @@ __device__ __forceinline__ float glu_cubed(const struct glu_form &f, float x, fl
 {
     return f.cube != 0.0f ? x * fmaf(n * f.cube * gate, gate, 1.0f) : x;
 }
-/* Returns h of one pair; glu_gradient also sets its gradients, given dh. The derivative of g s, s = sigmoid(alpha g),
- * is s + alpha g s (1 - s). dh is selected before it is multiplied: the compiler makes branches of selected products.
- */
+/* Returns h of a gate and an up; glu_gradient also sets their gradients, given dh. The derivative of g s, s =
+ * sigmoid(alpha g), is s + alpha g s (1 - s). dh is selected before it is multiplied: of selected products the compiler
+ * makes branches. */
 __device__ __forceinline__ float glu_value(const struct glu_form &f, float gate, float up)
 {
     const float g = min_nan(gate, f.limit), u = max_nan(min_nan(up, f.limit), -f.limit);
@@ -199,8 +199,8 @@ template <int SECOND> __device__ __forceinline__ void store_two4(bf16 *act, uint
     }
 }
 
-/* GROUPED_GLU_BWD, or with QUANT GROUPED_GLU_BWD_QUANT, for eight columns of a row, v = g: columns 0..3 and
- * SECOND..SECOND+3, counted from `out` and `act`. Returns the sum of h * g over them. */
+/* GROUPED_GLU_BWD, or with QUANT GROUPED_GLU_BWD_QUANT, for eight columns of a row: columns 0..3 and SECOND..SECOND+3
+ * of `out` and `act`. v = g of grouped.h. Returns the sum of h * g over them. */
 template <bool QUANT, int LAYOUT, int SECOND = 4>
 __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, bf16 *out, bf16 *act, const float v[8],
                                                   float weight, const struct pre8 &pre, bool both = true)
@@ -270,9 +270,9 @@ __device__ __forceinline__ void quad_fours(float x[8], const float v[4][2])
     }
 }
 
-/* In the GLU's backward a lane has eight of 32 columns: by quad_fours if gates and ups are interleaved, else by
- * quad_columns. glu_column: the first of the eight; load_columns: pre for them, of which n_col columns from the first
- * on are in bounds. */
+/* In the GLU's backward a lane has eight of 32 columns: those of quad_fours if gates and ups are interleaved, else of
+ * quad_columns. glu_column: the first of the eight. load_columns: pre of the eight; n_col: columns in bounds, from the
+ * first on. */
 template <int LAYOUT> __device__ __forceinline__ void glu_columns(float x[8], const float v[4][2])
 {
     LAYOUT == GLU_PAIRS ? quad_fours(x, v) : quad_columns(x, v);

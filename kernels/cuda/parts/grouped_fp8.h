@@ -18,7 +18,7 @@ struct grouped_fp8 {
  * else. Deterministic. */
 void cuda_grouped_fp8(const struct grouped_fp8 *f);
 
-/* The rows of an FP8 product in expert order, from rows of tokens (gathered) or from rows in expert order. */
+/* The rows that an FP8 product reads, in expert order. cuda_fp8_rows writes them. */
 struct fp8_rows {
     uint8_t *codes; /* [M, n_in] e4m3; NULL: cuda_fp8_rows writes values instead */
     bf16 *values;   /* [M, n_in] bf16: the values of the codes, for products in bf16; x itself where step[e] is 0 */

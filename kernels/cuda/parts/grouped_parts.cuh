@@ -1,6 +1,6 @@
 /* grouped_parts.cuh - split-K of the adapters' weight gradients: an expert with more rows than `share` is divided into
  * equal parts. Each part writes its sums to scratch, and the last block of a tile adds them. So the time depends on the
- * number of rows and hardly on the routing. Blocks of 256 threads. */
+ * number of rows and hardly on the routing. */
 #ifndef MT_CUDA_GROUPED_PARTS_H
 #define MT_CUDA_GROUPED_PARTS_H
 
@@ -9,7 +9,7 @@
 enum { PARTS_THREADS = 256 };
 
 /* Part `part` of `parts` of an expert: rows first .. end-1. slot: index of the expert's first part among the parts of
- * all experts that have more than one. parts 0: no unit. */
+ * all experts that have several. parts 0: there is no such part. */
 struct unit {
     int expert, part, parts, slot, first, end;
 };
@@ -25,9 +25,9 @@ static __device__ __forceinline__ int row_of_expert(const struct grouped_wgrad &
     return g.offs ? __ldg(g.offs + e) : e ? (int)g.n_row : 0;
 }
 
-/* Unit u in the order (expert, part); parts have at most `share` rows, a multiple of `step` except for the last. All
- * lanes of the warp call it; n_exp + n_row / share < 2^16. The warp takes 32 experts at a time, one per lane; a lane
- * loads its next expert before it counts this one. */
+/* The u-th part of all experts, in the order (expert, part). Parts have at most `share` rows, a multiple of `step`
+ * except for the last. n_exp + n_row / share < 2^16. All lanes of a warp call it. They take 32 experts at a time, one
+ * per lane; a lane loads its next expert before it counts this one. */
 static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share, int step)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp;
@@ -74,8 +74,8 @@ static __device__ __forceinline__ void store_part(const struct grouped_wgrad &g,
     for (int j = 0; j < N; j++) __stcg(to + j * PARTS_THREADS, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
 }
 
-/* Calls store_part. Returns true in the block that is the last of its tile to do so; c then has the sum of all parts,
- * added in the order of the parts. */
+/* Calls store_part. Returns true in the last block of a tile to do so; c then has the sum of all parts, in their
+ * order. */
 template <int N>
 static __device__ bool sum_parts(const struct grouped_wgrad &g, float (&c)[N][4], const struct unit &u, int64_t tile,
                                  int64_t tiles)

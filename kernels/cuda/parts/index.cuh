@@ -1,4 +1,5 @@
-/* index.cuh - what the score kernels of the indexer share: index.cu for every GPU, index_wgmma.cu for Hopper. */
+/* index.cuh - what the score kernels of the indexer share: index.cu for every GPU, index_wgmma.cu for Hopper. An entry
+ * sums up `ratio` tokens (compress.cu). */
 #ifndef MT_CUDA_INDEX_H
 #define MT_CUDA_INDEX_H
 
@@ -29,7 +30,7 @@ static __device__ inline int index_visible(const struct index_job &job, int64_t 
 }
 
 /* Number of blocks of a launch. The first blocks have the last tokens, which see the most entries; blocks with the same
- * tokens follow one another. In a single sequence, tokens that see at most K entries get no block. */
+ * tokens follow one another. In a single sequence, tokens that see at most n_top entries get no block. */
 static inline unsigned index_grid(const struct index_job *job)
 {
     const int64_t few = job->n_seq == 1 ? (job->n_top + (int64_t)1) * job->ratio - 1 : 0;
@@ -37,8 +38,9 @@ static inline unsigned index_grid(const struct index_job *job)
     return grid_x(ceil_div(n_tok, INDEX_TOKENS) * ceil_div(job->most, INDEX_ENTRIES));
 }
 
-/* Calls score(start, first, begin, end) for the tokens begin .. end - 1 of this block, sequence by sequence: those that
- * see more than K entries, and more than `first`, the block's first entry. start: of the sequence. */
+/* Calls score(start, first, begin, end) for each sequence with tokens in this block. begin .. end - 1: those of them
+ * that see more than n_top entries and more than `first`, the block's first entry. start: the sequence's first
+ * token. */
 template <typename SCORE> static __device__ inline void index_walk(const struct index_job &job, const SCORE &score)
 {
     const int n_part = (job.most + INDEX_ENTRIES - 1) / INDEX_ENTRIES,
@@ -80,7 +82,7 @@ static __device__ inline void index_add(float sum[2], const float c[4], uint32_t
     }
 }
 
-/* The place of the scores of token t and this lane's entries, from `entry` on. */
+/* Where the scores of token t and of this lane's entries, from `entry` on, are written. */
 static __device__ inline float *index_out(const struct index_job &job, int64_t t, int entry)
 {
     return job.score + (t - job.first) * job.ld_score + entry + threadIdx.x % 32 / 4;

@@ -1,5 +1,5 @@
-/* pages.cuh - decoding: rows of tokens, or of entries, which each sum up several tokens, in pages; the entries that a
- * pass completes. */
+/* pages.cuh - decoding: rows in pages (struct pages), of tokens or of entries of compressed attention, which each sum
+ * up several tokens; the entries that a pass completes. */
 #ifndef MT_CUDA_PAGES_H
 #define MT_CUDA_PAGES_H
 
@@ -42,8 +42,7 @@ static inline struct pass_tokens tokens_of(const struct past *p)
     return {i32_ptr(p->seqs->cu), i32_ptr(p->pos), (int)p->seqs->n_seq};
 }
 
-/* A decoding pass writes the entries that it completes to rows. This is the entry of one row: entry e of sequence
- * seq. */
+/* What a decoding pass writes to an output row: entry e of sequence seq, if the pass completes it (found). */
 struct complete_entry {
     bool found;
     int seq, e;

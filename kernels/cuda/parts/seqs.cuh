@@ -22,15 +22,14 @@ template <typename HOLDS> static __device__ __forceinline__ int last_index(int n
     return low;
 }
 
-/* The sequence that contains `row`: the last one that begins at this row or before. Empty sequences that begin there
- * too come earlier. */
+/* The sequence that contains `row`: the last one that begins at this row or before, as empty ones come earlier. */
 template <typename ROW> static __device__ __forceinline__ int sequence_at(const int32_t *cu, int n_seq, ROW row)
 {
     return last_index(n_seq, [&](int s) { return cu[s] <= row; });
 }
 
-/* Slot `slot` of the grid. Sequence s has cu[s+1] / size - cu[s] / size + 1 slots, which is at least its number of
- * blocks of `size` rows. So the grid has T / size + S slots for any lengths. */
+/* The block of `size` rows of grid slot `slot`. Sequence s has cu[s+1] / size - cu[s] / size + 1 slots, at least as
+ * many as blocks. So the grid has T / size + S slots for any lengths. */
 struct seq_block {
     int64_t first;           /* row of the batch where the sequence begins */
     int len, block, n_block; /* block >= n_block: an unused slot */

@@ -32,9 +32,8 @@ __device__ static inline void load_tile(uint32_t tile, const bf16 *src, int64_t 
     }
 }
 
-/* ldmatrix address of this lane in a tile. lane_rows: for the A operand, and for B when the sum is over rows
- * (transposed). lane_cols: for B when the sum is over the elements of a row, and for A when it is over rows
- * (transposed). */
+/* ldmatrix address of this lane in a tile. lane_rows: for the A operand, or B transposed. lane_cols: for the B operand,
+ * or A transposed. An operand is transposed where the product sums over the rows of its tile. */
 template <int DIM> __device__ static inline uint32_t lane_rows(uint32_t tile)
 {
     const int lane = threadIdx.x % 32, r = lane % 16, c = lane / 16;
@@ -120,8 +119,8 @@ __device__ static inline void add_product(float acc[MT][DIM / 8][4], const float
     }
 }
 
-/* Stores the first n_row of a warp's 16 MT rows of dim elements, times factor, as bf16. `tile` is shared memory for 16
- * MT rows that no other warp uses any more; rearranging rows there makes every store 16 bytes wide. */
+/* Stores the first n_row of a warp's 16 MT rows of dim elements, times factor, as bf16. tile: shared memory for 16 MT
+ * rows, free for this warp; rearranging rows there makes every store 16 bytes wide. */
 template <int MT, int DIM>
 __device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int dim, const float acc[MT][DIM / 8][4],
                                          float factor, char *tile)

@@ -20,10 +20,10 @@
  *   sequence are loaded as zeros, so NaN and infinity stay in their sequence. */
 #include "kernels/cuda/parts/attn.cuh"
 
-enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one where registers hold only one */
+enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one where registers hold only one of them */
 
-/* Rows of a stage; rows of it that a warp processes at a time; keys of a block of dkv, 32 or 16 for each of 4 warps;
- * queries of a block of dq. */
+/* stage_rows: rows of a stage. sub_rows: of these, the rows that a warp processes at a time. dkv_rows: keys of a block
+ * of dkv, 32 or 16 for each of 4 warps. dq_rows: queries of a block of dq. */
 template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : 32; }
 template <int DIM> __host__ __device__ constexpr int sub_rows(void) { return DIM == 256 ? 16 : 32; }
 template <int DIM> __host__ __device__ constexpr int dkv_rows(void) { return DIM == 64 ? 128 : 64; }
@@ -105,8 +105,8 @@ __device__ static inline void store_sums(bf16 *dst, int64_t ld, int n_row, int d
 }
 
 /* dk and dv of a block of keys. Queries are loaded in stages, head by head of the group; a warp keeps the sums of its
- * keys in registers. Products are transposed, [keys, queries]: the weights are then in the layout of the A operand. A
- * query beyond the end of its sequence is all zeros, dout too, and adds nothing. */
+ * keys in registers. Scores and dp are [keys, queries], so that weights and ds are in the layout of the A operand.
+ * Queries beyond the end of their sequence are loaded as zeros, as is dout, and add nothing. */
 template <int DIM, int GRADS, bool PREFIX>
 __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct attn_args a)
 {

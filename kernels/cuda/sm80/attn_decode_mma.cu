@@ -105,8 +105,8 @@ static __device__ __forceinline__ uint32_t word_of(const uint4 &x, int i)
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-/* o += p v. A lane reads columns 8 i .. 8 i + 7 of every 64, of keys 2 q, 2 q + 1, 2 q + 8, 2 q + 9: v[0..3], NULL
- * where the query does not see the key. Column 8 i + j is column i of product j. */
+/* o += p v. Lane 4 i + q reads columns 8 i .. 8 i + 7 of every 64, of keys 2 q, 2 q + 1, 2 q + 8, 2 q + 9: v[0..3],
+ * NULL where the query does not see the key. Column 8 i + j is column i of product j. */
 template <int DIM>
 static __device__ __forceinline__ void add_values(struct softmax<DIM> *s, const uint32_t p[4], const bf16 *const v[4])
 {

@@ -2,13 +2,13 @@
  * mma.sync. On Hopper, attn_shared_wgmma_fwd.cu and attn_shared_wgmma_bwd.cu replace it.
  *
  * Math, shapes: as attn_shared.cu; chunks and items: attn_shared.cuh.
- * Grid: forward and dq: a block of 4 warps per token and 32 heads, two blocks per SM where shared memory has room.
- *   A warp has 128 of the 512 columns: its part of the queries stays in registers, and no other warp reads its part
- *   of the keys. So a score is the sum over 4 warps, in shared memory, in their order; each warp then weighs 8 heads.
- *   Tiles of 16 keys: three stages in the forward, 66.3 KiB; two in dq, with dout in shared memory 80 KiB. One block
- *   multiplies while the other weighs, loads or stores.
- *   dkey: 8 warps per item and 64 of its rows; two stages of 64 rows of weights and 256 columns of dout or q of 64
- *   heads, 88 KiB. Two blocks per SM where shared memory has room.
+ * Grid: forward and dq: a block of 4 warps per token and 32 heads, two blocks per SM where shared memory has room. A
+ *   warp has 128 of the 512 columns: its part of the queries stays in registers, and no other warp reads its part of
+ *   the keys. So a score is the sum over 4 warps, in shared memory, in their order; each warp then computes the weights
+ *   of 8 heads. Tiles of 16 keys: three stages in the forward, 66.3 KiB; two in dq, with dout in shared memory 80 KiB.
+ *   One block multiplies while the other computes weights, loads or stores. dkey: 8 warps per item and 64 of its rows;
+ *   two stages of 64 rows of weights and 256 columns of dout or q of 64 heads, 88 KiB. Two blocks per SM where shared
+ *   memory has room.
  * Bound: clocks for a tile of 16 keys and 32 heads: products, at the rate of compute capability 8.0, 512 in the forward
  *   and 768 in dq; shared memory, at 128 bytes per clock, 550 and 900, for a stage of dkey 800. From L2 16 KiB per
  *   tile.
@@ -292,19 +292,19 @@ static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const
 /* ---- dq */
 
 /* In dq each warp rotates the order of the heads: row r of the operands of warp w is head (r + 8 w) % 32. So the first
- * 8 rows are the heads whose weights the warp computes, and its own terms of these stay in registers. Sums of a tile
- * are [4, 4, 2, 32] float2: place (w, r), r = 1, 2, 3, has the terms that warp w - r computed of the 8 heads of warp w
- * and 16 keys, in the layout of an accumulator. Place (w, 0) has the weights of these heads. */
+ * 8 rows are the heads whose weights the warp computes, and its terms of these stay in registers. Sums of a tile are
+ * [4, 4, 2, 32] float2: element [w, r], r = 1, 2, 3, has the terms that warp w - r computed for the 8 heads of warp w
+ * and 16 keys, in the layout of an accumulator; element [w, 0] has the weights of these heads. */
 __device__ static inline int turned(int row) { return (row + threadIdx.x / 32 * 8) % HEADS; }
-/* Returns x, but hides from the compiler that x is constant: so addresses derived from x are computed again for each
- * tile, as registers do not suffice to keep them. */
+/* Returns x, and hides from the compiler that x is constant. So addresses derived from x are computed again for each
+ * tile; registers do not suffice to keep them. */
 __device__ static inline uint32_t hidden(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
-/* x, y [32 heads, 16 keys]: products of q and of dout with a tile over this warp's columns. rows: addresses of dout in
- * shared memory. Loads are a step ahead of the products. */
+/* x, y [32 heads, 16 keys] = q and dout times a tile, over this warp's columns. rows: addresses of dout in shared
+ * memory. */
 __device__ static inline void find_both(float x[2][2][4], float y[2][2][4], const uint32_t q[OWN / 16][2][4],
                                         const uint32_t rows[2], uint32_t cols)
 {
@@ -358,9 +358,9 @@ __device__ static inline uint32_t shared_weight(int head, int chunk)
 }
 /* This lane has keys lane_pair(), + 1, + 8 and + 9 of a tile. */
 __device__ static inline int lane_pair(void) { return threadIdx.x % 4 * 2; }
-/* Stores the weights of this lane's 8 heads and one of the keys 8 half .. 8 half + 7 of a tile in scratch. In scratch,
- * head 8 j + 2 i + e of 32 is at place 8 i + 2 j + e, as ldmatrix gives a lane two of each 8. n_key: keys of the tile
- * from 8 half on. */
+/* Stores in scratch the weights of 8 heads and one of the keys 8 half .. 8 half + 7 of a tile, per lane. Head 8 j + 2 i
+ * + e of 32 is element 8 i + 2 j + e in scratch, as ldmatrix gives a lane two of each 8. n_key: keys of the tile from 8
+ * half on. */
 __device__ static inline void store_weights(bf16 *to, const float2 *sums, int half, int n_key)
 {
     const int lane = threadIdx.x % 32;
@@ -422,8 +422,8 @@ __device__ static inline void store_turned(bf16 *dst, const float acc[2][OWN / 8
         *(uint4 *)(dst + turned(r) * SHARED_DIM + c * 8) = *(const uint4 *)(tile + tile_offset<OWN / 8>(r, c));
 }
 
-/* Between the first and the second barrier a warp weighs tile i; after it, the warp adds tile i to dq and multiplies
- * tile i + 1 by q and dout. */
+/* Between the first and the second barrier a warp computes the weights of tile i; after the second, it adds tile i to
+ * dq and multiplies tile i + 1 by q and dout. */
 static __global__ void __launch_bounds__(THREADS, 2)
     shared_dq_mma_kernel(const struct shared_args a, const struct shared_chunk x)
 {
@@ -515,8 +515,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- dkey */
 
-/* Copies p and dout (kind 0), or ds and q, of a token and 64 heads: of the weights p or ds the slots in map, of dout or
- * q 256 columns. */
+/* Copies p and dout (kind 0), or ds and q, of a token and 64 heads: p or ds of the keys in map (map_token), 256 columns
+ * of dout or q. */
 __device__ static inline void copy_unit(uint32_t stage, const struct shared_args &a, const struct shared_chunk &x,
                                         int t, int group, int kind, const int *map, int half)
 {
@@ -558,8 +558,8 @@ __device__ static inline void add_unit(float acc[2][8][4], uint32_t weights, uin
     }
 }
 
-/* Stores the rows of `sum` that the sequence owns, and sets their bits in *written. rest: stores zeros in the rows
- * whose bits are not set. */
+/* Stores the rows of `sum` that belong to the sequence, and sets their bits in *written. rest: instead stores zeros in
+ * the rows without a bit. */
 __device__ static inline void store_sums(float *to, const float sum[2][8][4], int row, const struct shared_item &m,
                                          int4 owned, int *written, bool rest)
 {

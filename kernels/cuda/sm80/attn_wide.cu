@@ -1,8 +1,7 @@
 /* attn_wide.cu - causal grouped-query attention for heads of more than 256 columns: forward and backward. attn_fwd.cu
  * and attn_bwd.cu have the mathematics and call these kernels; prefixes are as in attn.cuh.
- * Math: as attn_fwd.cu and attn_bwd.cu.
+ * Math, needs: as attn_fwd.cu and attn_bwd.cu.
  * Shapes: as attn_fwd.cu and attn_bwd.cu; A or B from 264 to 512 (Gemma-4: both 512).
- * Needs: as attn_fwd.cu and attn_bwd.cu.
  * Grid: heads are padded with zeros to 512 columns. A block has 32 queries (dkv: keys) and 4 warps: warp w has rows 16
  *   (w % 2) .. + 15 and columns 256 (w / 2) .. + 255 of the sums, so that these stay in registers. Two warps compute
  *   the same scores. One stage of 16 keys (queries); another block computes while it is loaded. Forward 64 KiB of
@@ -50,8 +49,8 @@ __device__ static inline void add_half(float acc[1][HALF / 8][4], const float p[
     }
 }
 
-/* Stores the warp's rows of its half of the columns, times factor; with PREFIX it adds to what is there. All warps have
- * finished with shared memory. dst: column 0 of the head in the warp's first row. */
+/* Stores the warp's rows of its half of the columns, times factor; with PREFIX it adds them to dst. No warp may still
+ * use shared memory. dst: column 0 of the head in the warp's first row. */
 template <bool PREFIX>
 __device__ static inline void store_half(bf16 *dst, int64_t ld, int n_row, int dim, float acc[1][HALF / 8][4],
                                          float factor, int half, char *smem)

@@ -1,7 +1,7 @@
 /* few_rows.cu - products with few rows (few_rows.h): a weight is read once and decoded in registers.
- * Math: few_rows.h. Columns of the output are the 16 rows of a mma, rows of the experts its 8 columns. A lane has 32
- *   neighbouring values of two rows of W in a step of 128 of the depth; W and a have the same permutation of the depth
- *   inside a step. The rounding of decoded weights is that of dequant.cu.
+ * Math: few_rows.h. Columns of the output are the 16 rows of a mma, rows of the experts its 8 columns. In a step of 128
+ *   of the depth, a lane has 32 neighbouring values of two rows of W; W and a permute the depth alike inside a step.
+ *   Decoded weights are rounded as in dequant.cu.
  * Shapes: few_rows.h. An expert with more than 8 NT rows has several passes over its weights.
  * Needs: n_in a multiple of 32, n_out of 8; columns of an adapter's part begin and end at multiples of 16, or at n_out.
  *   Any GPU since sm_80.
@@ -225,7 +225,7 @@ static __device__ __forceinline__ void copy_rows(uint4 *rows, const struct few_a
 
 /* ---- the products of a warp ---- */
 
-/* acc += the products of values 8 i .. 8 i + 7 of every lane in a step, for 16 columns. low, high: weights of columns
+/* acc += the products of every lane's values 8 i .. 8 i + 7 in a step, for 16 columns. low, high: weights of columns
  * lane / 4 and lane / 4 + 8. */
 template <int NT>
 static __device__ __forceinline__ void multiply(float acc[NT][4], const uint32_t low[4], const uint32_t high[4],
@@ -240,9 +240,9 @@ static __device__ __forceinline__ void multiply(float acc[NT][4], const uint32_t
     }
 }
 
-/* The weights that a warp reads: MT times 16 columns of each of its tiles, in each of its steps; those beyond the last
- * column are zero. A thread copies the chunks that it decodes into its places of a ring in shared memory, ahead of
- * their use and from tile to tile. */
+/* The weights that a warp reads: MT times 16 columns of each of its tiles, in each of its steps; zeros beyond the last
+ * column. A thread copies the chunks that it decodes into its part of a ring in shared memory, ahead of their use and
+ * across tiles. */
 template <typename FORMAT, int MT> struct weight_ring {
     using own = own_values<FORMAT>;
     enum { CHUNKS = own::CHUNKS, UNITS = CHUNKS == 1 ? 4 : 2, BYTES = UNITS * 2 * CHUNKS * TEAM * 16 };
@@ -310,7 +310,7 @@ template <typename FORMAT, int MT> struct scales_ahead {
 };
 
 /* acc += the products of the warp's steps of a tile. rows: the rows of a in shared memory (copy_rows); NULL: they are
- * in global memory, at x. used: units of the ring multiplied so far. */
+ * in global memory, at x. used: how many of the ring's UNITS have been multiplied so far, over all tiles. */
 template <typename FORMAT, int NT, int MT>
 static __device__ __forceinline__ void base_product(float acc[MT][NT][4], struct weight_ring<FORMAT, MT> &w,
                                                     struct scales_ahead<FORMAT, MT> &next, int tile, int &used,
@@ -498,8 +498,8 @@ static __device__ __forceinline__ void run_pass(const struct few_args &args, con
     copy_wait<0>();
 }
 
-/* A block computes an equal share of the tiles of all passes. STAGED: it copies the rows of a pass to shared memory
- * first; 512 threads at most, else 256. */
+/* A block computes an equal share of the tiles of all passes (8 NT rows of an expert). STAGED: it first copies the rows
+ * of a pass to shared memory and has at most 512 threads, else 256. */
 template <typename FORMAT, int NT, int MT, bool STAGED>
 static __global__ void __launch_bounds__(STAGED ? TEAMS *TEAM : TEAM, STAGED ? 1 : 2)
     few_kernel(const __grid_constant__ struct few_args args)
@@ -565,9 +565,9 @@ template <typename FORMAT, int NT, int MT> static bool launch_staged(const struc
 }
 
 /* Chooses the tiles. depth: warps with the same columns. MT: groups of 16 columns of a warp, two for packed weights,
- * which both use the same rows of a. depth and MT do not depend on the number of rows, so neither does the order of the
- * sums. A pass has 8 rows if one matrix has at most 8, or experts at most 4 on average. Otherwise it has 16, or 8 if
- * shared memory holds only 8. */
+ * which share the rows of a. depth and MT, and so the order of the sums, do not depend on the number of rows. A pass
+ * has 8 rows if one matrix has at most 8 rows, or an expert at most 4 on average; otherwise 16, or 8 if shared memory
+ * holds only 8. */
 template <typename FORMAT> static void launch_rows(const struct few_rows *f)
 {
     constexpr int MT = FORMAT::coded ? 2 : 1;

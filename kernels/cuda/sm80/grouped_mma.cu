@@ -4,17 +4,17 @@
  * Needs: n_in, n_out, lda, r multiples of 8; r <= 256; a, b, la, lb, out, act, pre, bias 16-byte aligned.
  * Grid: persistent, as many blocks as the GPU holds; block i processes tiles i, i + grid, ... of find_tile. Tiles of
  *   128 rows, depth 32 per step; a warp has 64 x 64, in thin tiles 16 x 64. Pair: 128 columns, 4 warps, 3 stages of 16
- *   KiB, two blocks per SM of 100 KiB (8.6, 8.9, 12.0). Deep pair: 5 stages, for 164 KiB or more. Thin: 64 columns, 8
- *   warps, 4 stages of 12 KiB, for n_out <= 64. Of two blocks one multiplies while the other has its epilogue or a
- *   barrier. Copies run STAGES - 1 steps ahead, over the ends of products and of tiles. A warp has two sets of
- *   fragments: while it multiplies 16 of the depth it fetches the next 16. The barrier for the next step is between the
- *   two halves of this step, so the second half fetches from the next step. The code of a half has no branches, so
- *   operands are in registers at every product. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no spills, but 48
- *   bytes in the GLU's backward.
- * Bound: tensor cores: per tile and depth (128 + 128) * 2 bytes, mostly from L2, and 2*128*128 FLOP; the tiles of a
- *   band of 16 row tiles share rows of a, those of a column share b. A step of two blocks writes 32 KiB to shared
- *   memory and reads 64: 768 clocks; its products take 1024 at the rate of compute capability 8.0, 2048 on 8.6, 8.9 and
- *   12.0. Thin: memory, 2 * M * n_in bytes.
+ *   KiB, two blocks per SM of 100 KiB (compute capability 8.6, 8.9, 12.0). Deep pair: 5 stages, for 164 KiB or more.
+ *   Thin: 64 columns, 8 warps, 4 stages of 12 KiB, for n_out <= 64. One of two blocks multiplies while the other is in
+ *   its epilogue or at a barrier. Copies run STAGES - 1 steps ahead, over the ends of products and of tiles. A warp has
+ *   two sets of fragments: while it multiplies 16 of the depth, half of a step, it fetches the next 16. The barrier for
+ *   the next step is between the halves of this step, so the second half fetches from the next step. The code of a half
+ *   has no branches, so operands are in registers at every product. Registers on sm_90a: 250 .. 255, thin 122 .. 128;
+ *   no spills, but 48 bytes in the GLU's backward.
+ * Bound: tensor cores: for each tile and inner index (128 + 128) * 2 bytes, mostly from L2, and 2*128*128 FLOP; the
+ *   tiles of a band of 16 row tiles share rows of a, those of a column share b. A step of two blocks writes 32 KiB to
+ *   shared memory and reads 64: 768 clocks; its products take 1024 at the rate of compute capability 8.0, 2048 on 8.6,
+ *   8.9 and 12.0. Thin: memory, 2 * M * n_in bytes.
  * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/mma.cuh"
@@ -105,8 +105,8 @@ static __device__ void cursor_start(struct cursor<T> *c, const struct grouped &g
     }
 }
 
-/* Starts copy i of a depth step: of a, then of b. Out of bounds nothing is read and zeros are written. live: c->live,
- * or 0 where the chunks of this thread in a row are beyond the depth. */
+/* Starts copy i of a depth step: of a, then of b. Out of bounds it writes zeros. live: c->live, or 0 where this
+ * thread's chunks of rows are beyond the depth. */
 template <class T, bool KN>
 static __device__ __forceinline__ void load_part(const struct cursor<T> &c, uint32_t stage, uint32_t live, int i)
 {
@@ -141,13 +141,13 @@ template <class T> struct fragments {
     uint32_t a[T::WM / 16][4], b[T::WN / 8][2];
 };
 
-/* Where the warp's fragments are: byte offsets in a stage for this lane's ldmatrix. The next 16 rows or columns change
- * only the upper bits of an offset, the next two chunks only the bits of the xor. */
+/* This lane's ldmatrix addresses of the warp's a and b, as byte offsets in a stage. The next 16 rows or columns are an
+ * addition to an offset, the next 16 of the depth an xor of its low bits. */
 struct places {
     uint32_t a, b;
 };
 
-/* Part i of the fragments of slice k of a stage. A_PARTS parts are of a, the others of b. */
+/* Part i of the fragments of slice k of a stage (16 of its depth). A_PARTS parts are of a, the others of b. */
 template <class T, bool KN>
 static __device__ __forceinline__ void fetch_part(struct fragments<T> *f, uint32_t stage, const struct places &at,
                                                   int k, int i)
@@ -189,9 +189,9 @@ static __device__ __forceinline__ void slice(float acc[][T::WN / 8][4], const st
     static_assert(!LOAD || PARTS + COPIES <= ROWS * COLS, "fewer products than loads");
 }
 
-/* Stores the warp's part of the tile, chunks of 8 rows and 32 columns. These loads come before the stores, since loads
- * do not overtake stores: gates of all rows, values to add, pre of two chunks, and of more when registers of sums are
- * free. The 64 columns of a warp give one partial sum of dgate per row. */
+/* Stores the warp's part of the tile, chunks of 8 rows and 32 columns. Loads do not overtake stores, so it first loads
+ * the gates of all rows, values to add, and pre of two chunks; pre of others when registers of sums are free. The 64
+ * columns of a warp give one partial sum of dgate per row. */
 template <class T, int EPILOGUE, int LAYOUT>
 static __device__ __forceinline__ void store_tile(const struct grouped &g, const struct tile_at &p,
                                                   float c[][T::WN / 8][4], int warp_m, int warp_n)
@@ -272,8 +272,8 @@ struct course {
     bool thin; /* the adapter's product of `tile`; else the main one */
 };
 
-/* All copies of a product are started: sets the cursor to the next product, of this tile or the next. Without a next
- * tile c->left stays 0 or less, and the remaining copies write zeros. */
+/* Sets the cursor to the next product, of this tile or the next, after all copies of a product have been started.
+ * Without a next tile c->left stays 0 or less, and further copies write zeros. */
 template <class T, bool KN, int EPILOGUE>
 static __device__ void next_product(struct cursor<T> *c, struct course *k, const struct grouped &g)
 {

@@ -36,9 +36,9 @@ static __global__ void __launch_bounds__(TILE_THREADS) chunk_gates(const struct 
 
 enum { STAGES = 3, SCAN_STAGE = WIDE_TILE + ROW_TILE, SCAN_BYTES = STAGES * SCAN_STAGE + WIDE_TILE };
 
-/* A segment and an item, in one direction: n_step chunks, of which the last one is left out if no other segment reads
- * the state after it. The scan begins with the sum of n_from states, from slot `from` on; the state after the last
- * chunk goes to slot `to`. */
+/* The scan of a segment and an item in one direction: n_step chunks, without the last one if no other segment reads the
+ * state after it. It begins with the sum of n_from states, from segment slot `from` on; the state after the last chunk
+ * goes to segment slot `to`. */
 struct scan {
     int64_t first;
     int len, n_chunk, n_step, from, n_from, to, col; /* col: of b or c */
@@ -118,8 +118,8 @@ static __device__ __forceinline__ void scan_update(float acc[2][COLS / 8][4], co
     }
 }
 
-/* acc = the sum of the states with which the scan begins. The backward stores the sum in the first slot, where the
- * gradients of the segment's last chunk read it. */
+/* acc = the sum of the states with which the scan begins. The backward stores it in slot s.from, where the gradients of
+ * the segment's last chunk read it. */
 static __device__ __forceinline__ void scan_begin(float acc[2][COLS / 8][4], const struct mamba_job &job,
                                                   const struct scan &s, bf16 *states)
 {

@@ -36,9 +36,9 @@ static __device__ __forceinline__ struct item find_item(const struct mamba_job &
     return {head, half, head * job.head_dim + half * COLS, min((int)COLS, job.head_dim - half * COLS)};
 }
 
-/* States [A, COLS] are in slots. The state before a chunk that is not the first of its segment is in slot row / ROWS -
- * 1, where row is the chunk's first row in the batch: no two of these chunks have the same slot. The slots of segments
- * follow. */
+/* Slots of states [A, COLS]: the state before a chunk that is not the first of its segment is in slot row / ROWS - 1,
+ * where row is the chunk's first row in the batch: no two such chunks have the same slot. Then come the slots of
+ * segments (struct segments). */
 static __device__ __forceinline__ int chunk_slot(int64_t row) { return (int)(row / ROWS) - 1; }
 static __device__ __forceinline__ int segment_slot(const struct mamba_job &job, int slot)
 {

@@ -3,9 +3,9 @@
  * Shapes: dxbc, ddt, dy as in kernels/ops/recurrence.h, bf16.
  * Needs: A and B at most 128.
  * Grid: a block per chunk and group, which loops over the group's items, so that dB and dC are sums in registers. Four
- *   warps have 16 rows of x each; they keep B C^T and the sum of K^T, and write dx. Four warps have 16 rows of b and c
- *   and keep dB and dC. Two stages, 136 KiB, where a block may have them, else one, 88 KiB; and 5 KiB of sums. One
- *   block per SM; sm_90a: 255 registers, 20 bytes of spills.
+ *   warps have 16 rows of x each; they hold B C^T and the sum of K^T, and write dx. Four other warps have 16 rows of b
+ *   and c each and hold dB and dC. Two stages, 136 KiB, where a block may have them, else one, 88 KiB; and 5 KiB of
+ *   sums. One block per SM; sm_90a: 255 registers, 20 bytes of spills.
  * Bound: memory and its latency. Bytes: the states and gradients, 4 A C T / 64, and 2 T (3 C + 4 G A), C = N B; FLOPs:
  *   2 T (3 * 64 G A + N B (2 * 64 + 3 A)).
  * Numerics: f32; the factors e^(s_C - s) step x and K summed over heads are rounded to bf16 for products. Sums over
@@ -81,8 +81,8 @@ static __device__ __forceinline__ void grad_load(const struct mamba_job &job, co
     copy_commit();
 }
 
-/* kt [j, i] = <x_j, dy_i> becomes M^T. Adds K^T to `sum`. Multiplies K^T by bc = B C^T, elementwise and
- * without the diagonal, and adds the sums of rows and of columns to `sums`. */
+/* kt [j, i] = <x_j, dy_i> becomes M^T. Adds K^T to `sum`. Adds the row and column sums of K^T times bc = B C^T,
+ * elementwise and without the diagonal, to `sums`. */
 static __device__ __forceinline__ void weigh(float kt[ROWS / 8][4], float sum[ROWS / 8][4], const float bc[ROWS / 8][4],
                                              const float2 *gates, const struct place &p, struct sums *sums, bool more)
 {
@@ -294,9 +294,9 @@ static __device__ __forceinline__ void next_item(const struct mamba_job &job, st
     grad_load(job, next, p->group * p->n_item + k + 1);
 }
 
-/* Calls compute(place, item, gates, sums) for each item between barriers of the block. There are sums for two heads, so
- * that one warp can finish those of a head while the others compute the next head. Returns when all results are in
- * shared memory. */
+/* Calls compute(place, item, gates, sums) for each item, between barriers of the block. sums: for two heads in turn, so
+ * that one warp finishes those of a head while the others compute the next head. Returns when all results are in shared
+ * memory. */
 template <typename COMPUTE>
 static __device__ __forceinline__ void each_item(const struct mamba_job &job, struct place p, int n_stage,
                                                  float2 (*gates)[ROWS], struct sums *sums, const COMPUTE &compute)

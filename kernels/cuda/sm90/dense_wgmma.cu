@@ -8,7 +8,7 @@
  * Grid: persistent, one block per SM: one thread loads by TMA, two consumer warpgroups take tiles in turns
  *   (pingpong.cuh); 5 stages, 201 KiB; 168 registers at launch, then 40 and 232, no spills.
  * Bound: a is read once per 192 columns and b once per 128 rows, mostly from L2; out is written once, res read once. 2
- *   n_row n_in n_out FLOP: compute-bound. The blocks begin every 128 steps of a tile together.
+ *   n_row n_in n_out FLOP: compute-bound. All blocks begin each 128 steps of a tile together (pingpong.cuh).
  * Numerics: f32 sums in one fixed order, one rounding: bitwise repeatable. */
 #include "kernels/cuda/parts/dense.h"
 

@@ -1,8 +1,8 @@
-/* index_wgmma.cu - the scores of the indexer on Hopper, 64 heads of 128. Contract and scratch: index.cu.
+/* index_wgmma.cu - the scores of the indexer on Hopper, 64 heads of 128. Contract, entries and scratch: index.cu.
  * Grid: a block per 256 entries and 16 tokens. The entries stay in shared memory (64 KiB) as operand a of wgmma; the
- *   heads of two tokens at a time are operand b (m64n128k16). A warpgroup loads both by TMA, the heads into a ring of
- *   three stages of 32 KiB. Each of four warpgroups has 64 entries: the sums of one overlap with products of the
- *   others. 96 registers, no spills; setmaxnreg gives the four 104, which their loop needs.
+ *   heads of two tokens at a time are operand b (m64n128k16). A warpgroup loads entries and heads by TMA, the heads
+ *   into a ring of three stages of 32 KiB. Each of four warpgroups has 64 entries: the sums of one overlap with
+ *   products of the others. 96 registers, no spills; setmaxnreg gives the four 104, which their loop needs.
  * Numerics: f32 sums in a fixed order. */
 #include "kernels/cuda/parts/index.cuh"
 #include "kernels/cuda/sm90/sm90.cuh"

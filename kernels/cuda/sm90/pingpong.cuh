@@ -30,9 +30,9 @@ static __device__ uint32_t blocks_alone[2], launches_split;
 /* ---- blocks begin their tiles together ----
  * Tiles that run at the same time share rows of a and columns of b. What one block has loaded is in L2 for the others
  * only while all are at about the same depth. Without the wait blocks drift apart, and DRAM delivers the same bytes up
- * to three times. No block depends on another: where others do not run at the same time, because another process uses
- * multiprocessors, a wait ends after MAX_POLLS and the block waits no more in this launch; after MAX_SPLIT such
- * launches no block waits. A deep tile has several parts, and blocks begin each part together. */
+ * to three times. Blocks may fail to run at the same time, when another process uses multiprocessors: then a wait ends
+ * after MAX_POLLS and the block waits no more in this launch; after MAX_SPLIT such launches no block waits. A deep tile
+ * has several parts, and blocks begin each part together. */
 
 static __device__ __forceinline__ void begin_launch(int counter)
 {
@@ -51,8 +51,8 @@ static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *from)
 static __device__ __forceinline__ bool waits_for_tiles() { return load_relaxed(&launches_split) < MAX_SPLIT; }
 /* One thread of a block announces that it is about to begin the next part of a tile. */
 static __device__ __forceinline__ void announce_tile(int counter) { atomicAdd(&tiles_begun[counter], 1u); }
-/* The thread that announced part `part` of n_part of tile `at` of n_tile calls it before it loads the part. *waits: at
- * first waits_for_tiles(). */
+/* The thread that announced part `part` of n_part of tile `at` of n_tile calls it before it loads that part. *waits:
+ * waits_for_tiles() before the first call. */
 static __device__ __forceinline__ void begin_tile(int counter, int at, int n_tile, int part, int n_part, bool *waits)
 {
     const uint32_t before = at - blockIdx.x, now = MT_MIN(gridDim.x, (uint32_t)n_tile - before);
@@ -76,8 +76,8 @@ static __device__ __forceinline__ void stage_operands(const struct ring &ring, u
     *b = sm90_descriptor(data + PIPE::ROW_BYTES, KN ? CHUNK_BYTES : 16, 1024);
 }
 
-/* A wait knows only the parity of a phase, so a warpgroup waits for every phase of its full barriers. Warpgroups that
- * take tiles in turns have separate full barriers. Bit i of parity: for the warpgroup's next use of stage i. */
+/* A wait knows only the parity of a phase, so a warpgroup must wait for every phase of a full barrier. So warpgroups
+ * that take tiles in turns have separate full barriers. Bit i of parity: for the warpgroup's next use of stage i. */
 static __device__ __forceinline__ void wait_full(const struct ring &ring)
 {
     mbarrier_wait(ring.full + 8 * ring.stage, ring.parity >> ring.stage & 1);

@@ -1,7 +1,7 @@
 /* product_wgmma.cuh - what the grouped GEMMs on Hopper (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu) and
  * dense_wgmma.cu share: tiles and their scheduler, the stages between producer and consumers, the epilogues. In e4m3
- * two consumer warpgroups share a tile, in bf16 they take tiles in turns (pingpong.cuh). grouped_packed_wgmma.cu has
- * the tiles from here. A row of 128 bytes of shared memory is 64 of depth in bf16, 128 in e4m3. */
+ * two consumer warpgroups share a tile, in bf16 they take tiles in turns (pingpong.cuh). grouped_packed_wgmma.cu uses
+ * only the tiles. A row of 128 bytes of shared memory is 64 of the inner dimension in bf16, 128 in e4m3. */
 #ifndef MT_CUDA_PRODUCT_WGMMA_H
 #define MT_CUDA_PRODUCT_WGMMA_H
 
@@ -56,9 +56,10 @@ struct tile {
     int32_t e, m, n, n_row; /* expert in the order of the tiles, first row and column, rows */
 };
 
-/* Tile `at` of all; *e: the expert of an earlier tile, 0 at first. Order: expert by expert, bands of BAND row tiles,
- * column by column in a band. Concurrent tiles thus cover about as many rows as columns. The rows of an expert are in
- * the fewest tiles of at most TILE_ROWS; all but the last have the same number, a multiple of UNIT. */
+/* Tile number `at` of the launch. *e: index of the expert of an earlier tile, 0 at first. Order: expert by expert,
+ * bands of BAND row tiles, column by column in a band. Concurrent tiles thus cover about as many rows as columns. The
+ * rows of an expert are in the fewest tiles of at most TILE_ROWS; all but the last have the same number, a multiple of
+ * UNIT. */
 template <int TILE_ROWS = ROWS, int UNIT = 64, int TILE_COLS = COLS>
 static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int *e)
 {
@@ -88,9 +89,8 @@ static __device__ __forceinline__ int sum_upto_lane(int sum)
     return sum;
 }
 
-/* Sets the order in which experts have their tiles. If all tiles are equally large it is that of the launch. Otherwise
- * experts with the largest tiles come first, so that blocks, which take tiles with a fixed stride, have about the same
- * work. */
+/* Sets the order of the experts: that of the launch if all tiles have one size. Otherwise experts with the largest
+ * tiles come first, so that blocks, which take tiles at a fixed stride, have about the same work. */
 template <int TILE_ROWS>
 static __device__ __forceinline__ void order_experts(struct tiles *tiles, const int32_t *offs, int n_exp)
 {
@@ -215,8 +215,8 @@ static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const str
     }
 }
 
-/* GROUPED_GLU_BWD: prefetched values of this thread's two rows: the row's place in g.gate; the router's gate there;
- * this thread's 8 values of pre in 32 columns. */
+/* GROUPED_GLU_BWD: prefetched values of this thread's two rows: index in g.gate; the router's gate; 8 of 32 columns of
+ * pre. */
 struct two_rows {
     int slot[2];
     float weight[2];

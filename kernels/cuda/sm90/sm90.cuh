@@ -19,7 +19,7 @@ __host__ __device__ __forceinline__ uint32_t sm90_swizzle(uint32_t i, uint32_t c
 
 /* A wgmma matrix descriptor of a swizzled tile; distances in bytes. K-major (a row is one m or n with 64 of k):
  * `stride` is the distance between groups of 8 rows, `lead` is unused and 16. MN-major (a row is one k with 64 of n):
- * `stride` is the same, `lead` the distance between groups of 64 columns. */
+ * `stride` as above, `lead` the distance between groups of 64 columns. */
 __host__ __device__ __forceinline__ uint64_t sm90_descriptor(uint32_t address, uint32_t lead, uint32_t stride)
 {
     const uint64_t swizzle_128 = 1ull << 62;
@@ -216,8 +216,8 @@ template <int N> __device__ __forceinline__ void wgmma_use(float (&d)[N])
     ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                   \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/* a and b in shared memory, a MN-major when TRANS_A. E: elements of d, N / 2; the operands after d are E .. E + 4.
- * accumulate false: d = a b. */
+/* a and b in shared memory, a MN-major when TRANS_A. accumulate false: d = a b. E: elements of d, N / 2; E .. E + 4
+ * number the asm operands after d. */
 #define MT_WGMMA_SHARED(E, N, A, B, P, TA, T)                                                                          \
     template <bool TRANS_B, bool TRANS_A = false>                                                                      \
     __device__ __forceinline__ void wgmma(float(&d)[E], uint64_t a, uint64_t b, bool accumulate)                       \
@@ -235,7 +235,7 @@ MT_WGMMA_SHARED(96, 192, 96, 97, 98, 99, 100)
 MT_WGMMA_SHARED(128, 256, 128, 129, 130, 131, 132)
 
 /* wgmma for a [64, 32] and b [32, N] in e4m3, both K-major: 128 of k in a row of 128 bytes. The sums inside one
- * instruction keep about 14 bits, so that a caller adds them to f32 sums after at most 128 of k. */
+ * instruction keep about 14 bits, so callers add d to f32 sums after at most 128 of k. */
 #define MT_WGMMA_E4M3(E, N, A, B, P)                                                                                   \
     __device__ __forceinline__ void wgmma_e4m3(float(&d)[E], uint64_t a, uint64_t b, bool accumulate)                  \
     {                                                                                                                  \
@@ -247,8 +247,8 @@ MT_WGMMA_SHARED(128, 256, 128, 129, 130, 131, 132)
 MT_WGMMA_E4M3(64, 128, 64, 65, 66)
 MT_WGMMA_E4M3(96, 192, 96, 97, 98)
 
-/* a in registers, in the layout of mma_bf16 (mma.cuh): two adjacent blocks of 8 columns of an accumulator, rounded to
- * bf16. a must not change before wgmma_wait has returned for this product. */
+/* a in registers, in the layout of mma_bf16 (mma.cuh), as are two adjacent blocks of 8 columns of an accumulator,
+ * rounded to bf16. a must not change before wgmma_wait has returned for this product. */
 #define MT_WGMMA_REGISTERS(E, N, A0, A1, A2, A3, B, P, T)                                                              \
     template <bool TRANS_B>                                                                                            \
     __device__ __forceinline__ void wgmma(float(&d)[E], const uint32_t(&a)[4], uint64_t b, bool accumulate)            \

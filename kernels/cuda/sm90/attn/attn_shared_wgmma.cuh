@@ -35,7 +35,7 @@ __device__ static __forceinline__ void load_panels(uint32_t to, uint32_t bar, co
     for (int i = first; i < end; i++) tma_load(to + (i - first) * HEAD_PANEL, map, bar, i * 64, head0, t);
 }
 
-/* The row of the key that this lane finds for copy_keys; any row when there is none. */
+/* The row of the key that this lane finds for copy_keys; any row when it has none. */
 template <int ROWS, int WARPS>
 __device__ static __forceinline__ const bf16 *find_key(const struct shared_args &a, const struct sight &s, int k0,
                                                        int n, int warp)
@@ -46,9 +46,9 @@ __device__ static __forceinline__ const bf16 *find_key(const struct shared_args 
     if (e < 0) return a.kv + (s.first_key + k) * a.ld_kv;
     return a.entry + (int64_t)(s.first_entry + (s.list ? s.list[e] : e)) * a.ld_entry;
 }
-/* Copies keys k0 .. k0 + ROWS - 1 of a token, of n, into a tile; zeros after the last. found: from find_key. WARPS
- * warps call it. A copy has a lane per 16 bytes of a panel's row, so that the eight panels differ by constants
- * alone. */
+/* Copies keys k0 .. k0 + ROWS - 1 of the n keys of a token into a tile, zeros after the last. found: from find_key.
+ * WARPS warps call it. Eight lanes copy the row of a key, each the same 16 bytes of every panel, so that its eight
+ * addresses differ by constants. */
 template <int ROWS, int WARPS>
 __device__ static __forceinline__ void copy_keys(uint32_t tile, const bf16 *found, int k0, int n, int warp)
 {
@@ -64,8 +64,8 @@ __device__ static __forceinline__ void copy_keys(uint32_t tile, const bf16 *foun
     }
 }
 
-/* Bits 0 .. 31 of a descriptor (sm90_descriptor) of shared memory at `address`, and the descriptor `bytes` later. The
- * additions have 32 bits: with 64, products of 32 columns would wait for the arithmetic of their descriptors. */
+/* low_word: bits 0 .. 31 of the descriptor (sm90_descriptor) of `address`. descriptor_at: the descriptor of `bytes`
+ * further. With additions of 64 bits, products of 32 columns would wait for the arithmetic of their descriptors. */
 __device__ static __forceinline__ uint32_t low_word(uint32_t address, uint32_t lead)
 {
     return (lead >> 4) << 16 | address >> 4;

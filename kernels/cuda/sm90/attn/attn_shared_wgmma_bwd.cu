@@ -54,8 +54,8 @@ static_assert((int)LAST_BYTES <= (int)TILE_BYTES, "a slot holds a tile, or the l
 
 /* ---- dq */
 
-/* mbarriers of dq: a slot is full, or empty; the first columns of heads have arrived, or are no longer needed; weights
- * of kind 0 (p) and 1 (ds) are written, or stored, each for WEIGHT_STAGES stages. */
+/* mbarriers of dq: FULL, EMPTY of a slot; HEADS: the first columns of q and dout have arrived; FREE: they are no longer
+ * needed; WRITTEN, STORED: of weights of kind 0 (p) and 1 (ds), each for WEIGHT_STAGES stages. */
 enum {
     FULL,
     EMPTY = FULL + SLOTS,
@@ -65,12 +65,12 @@ enum {
     STORED = WRITTEN + 2 * WEIGHT_STAGES,
     DQ_BARRIERS = STORED + 2 * WEIGHT_STAGES
 };
-/* Named barriers of dq: one per computing warpgroup, from ONE_GROUP on; one for both; one for warp w of both, from
- * P_READY on for p and from DS_READY on for ds. */
+/* Named barriers of dq: ONE_GROUP and the next for each computing warpgroup, BOTH_GROUPS for both; P_READY + w and
+ * DS_READY + w for warp w of both. */
 enum { ONE_GROUP = 1, BOTH_GROUPS = 3, P_READY = 4, DS_READY = 8 };
 
-/* Shared memory of a block of dq: the first columns of q and of dout, the slots, the weights. The slots are a ring of
- * the last columns of q, those of dout and the tiles of a token, then of the next token; `place` counts them. */
+/* Shared memory of a block of dq: the first columns of q and of dout, the slots, the weights. The slots are a ring: for
+ * each token the last columns of q, those of dout, then the tiles; `place` counts over all tokens. */
 struct dq_room {
     char *smem;
     uint32_t base, bars; /* addresses of smem and of the mbarriers */
@@ -378,8 +378,8 @@ static __device__ __forceinline__ void compute_jobs(const struct dq_room &m, con
 
 /* ---- dkey */
 
-/* Stores this thread's rows `row` and row + 8 of the sums as far as the sequence owns them. written: a bit for each row
- * that has been stored. */
+/* Stores this thread's rows, `row` and row + 8, that belong to the sequence. written: a bit for each row that has been
+ * stored. */
 static __device__ __forceinline__ void store_sums(float *to, const float (&sum)[128], int row,
                                                   const struct shared_item &m, int4 owned, int *written)
 {

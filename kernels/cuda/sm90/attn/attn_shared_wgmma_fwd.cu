@@ -8,7 +8,7 @@
  * Schedule: the third warpgroup copies tiles, and the next token's queries as soon as all scores of this token are
  *   computed. The first issues the scores of tile i + 1, then weights times keys of tile i; while these run, it
  *   computes the weights of tile i + 1.
- * Bound: per tile wgmma 2048 clocks per SM; copies from L2 64 KiB, 24 bytes per clock. With a window alone, memory:
+ * Bound: per tile, wgmma 2048 clocks per SM; copies from L2 64 KiB, 24 bytes per clock. Without entries, memory:
  *   4*T*H*A bytes.
  * Numerics: f32 sums; weights rounded to bf16; no atomics, bitwise repeatable. */
 #include "kernels/cuda/sm90/attn/attn_shared_wgmma.cuh"

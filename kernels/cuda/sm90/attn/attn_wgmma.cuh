@@ -89,7 +89,7 @@ __device__ static __forceinline__ void load_panels(uint32_t tile, const CUtensor
 }
 
 /* Zeroes the rows of a tile from row `live` on. All threads of a warpgroup call it, then rows_cleared before a product
- * reads the tile. Warpgroups that share a tile each clear it; they write the same values. */
+ * reads the tile. Warpgroups that share a tile all clear it. */
 template <int WIDTH, int ROWS> __device__ static __forceinline__ void clear_rows(char *tile, int live)
 {
     for (int c = 0; c < WIDTH / PANEL; c++, tile += ROWS * ROW_BYTES)
@@ -101,8 +101,8 @@ __device__ static __forceinline__ void rows_cleared(int barrier)
     warpgroup_barrier(barrier);
 }
 
-/* Keeps the arithmetic that `never` depends on before the wait that follows, so that it overlaps with the products.
- * Without this the compiler moves the wait before the arithmetic. never: false in practice. */
+/* Keeps the arithmetic that computes `never`, which is always false, before the wait that follows, so that it overlaps
+ * with the products. Otherwise the compiler moves the wait before the arithmetic. */
 __device__ static __forceinline__ void before_wait(bool never)
 {
     if (never) asm volatile("nanosleep.u32 1;" ::: "memory");
@@ -111,8 +111,8 @@ __device__ static __forceinline__ void before_wait(bool never)
 /* Warpgroup of this thread; the shuffle tells the compiler that it is uniform in a warp. */
 __device__ static __forceinline__ int warpgroup_index() { return __shfl_sync(~0u, threadIdx.x / 128, 0); }
 
-/* Slot of the grid (find_block) and kv head of item i of n. The items of n_near kv heads, slot by slot, come before
- * those of the next n_near heads. So blocks that run at about the same time read the same rows, and find them in L2. */
+/* The block of queries, as a slot of find_block, and the kv head of item i of n. All items of n_near kv heads come
+ * before those of the next n_near heads. So blocks that run at about the same time read the same rows, from L2. */
 struct slot {
     int slot, kv;
 };
@@ -123,8 +123,8 @@ __device__ static __forceinline__ struct slot slot_at(const struct attn_wgmma_ar
     return {rest / n_head, first + rest % n_head};
 }
 
-/* A tile of n_query queries of all heads of a group, and the keys they attend to: n_tile tiles from key `begin` on. The
- * producer takes items and passes them in shared memory; n_tile 0: there are no more. */
+/* An item: a tile of n_query queries of all heads of a group, and the keys that they attend to, n_tile tiles from key
+ * `begin` on. The producer takes items and passes them in shared memory; n_tile 0: there are no more. */
 struct item {
     int64_t first; /* row of the batch where the sequence begins */
     int len, q0, kv, begin, n_tile;
@@ -145,7 +145,7 @@ __device__ static __forceinline__ bool item_at(struct item *item, const struct a
     return item->q0 >= 0 && keys >= p.keys_from && keys < p.keys_end;
 }
 
-/* One thread of a block takes the next item in order, so that no block waits for another with longer items. False when
+/* One thread of a block takes the next item from the queue, so that no block idles while others have work. False when
  * there are no more; not called again then. */
 template <int KEYS> __device__ static __forceinline__ bool take_item(struct item *item, const struct attn_wgmma_args &p)
 {

@@ -32,16 +32,16 @@ enum {
     BYTES = STAGES * STAGE_BYTES + PAIR_CONSUMERS / 32 * SLICE_BYTES + 1024
 };
 
-/* A pair is two neighbouring blocks of n_query queries, from a multiple of 2 n_query of their sequence on. Pairs are
- * the slots of find_block. */
+/* A pair is two neighbouring blocks of n_query queries; the first query of a pair is a multiple of 2 n_query in its
+ * sequence. find_block numbers the pairs as slots. */
 struct wide_args {
     struct attn_wgmma_args p; /* k, v: boxes of COLUMNS keys for weights, of KEYS for sums */
     int first, n;             /* slots of the chunk */
     int n_block;              /* blocks of keys of a slot in scratch */
     bf16 *weights, *ds;       /* [n, K, n_block, 2, 64, 64] swizzled: p and ds of two blocks of queries */
     float *sum;               /* backward: [2, K, T, 512]: dk and dv so far */
-    float2 *part; /* forward: [n, K, n_block / 4, 128]: for a row and 256 keys, log2 of the unit of the weights, and
-                     their sum */
+    float2 *part; /* forward: [n, K, n_block / 4, 128]: of a row and 256 keys, u of the weights 2^(c s - u) and the sum
+                   * of these */
 };
 __host__ __device__ static inline int tiles_of(const struct wide_args &c)
 {
@@ -52,8 +52,9 @@ __host__ __device__ static inline int tiles_of(const struct wide_args &c)
 
 /* ---- items and stages */
 
-/* WEIGHTS: `n` blocks of keys from number `from` on, of the pair that begins at query `at`. Others: `n` steps, of
- * blocks of keys (O, DQ) or of queries from number `from` on; `at`: first query of the pair (O, DQ), or first key. */
+/* WEIGHTS: weights of the pair that begins at query `at`, for blocks from .. from + n - 1 of keys. Other kinds: n
+ * steps, over blocks of keys (O, DQ) or of queries (DK, DV) from number `from` on; `at`: the first query of the pair
+ * (O, DQ) or the first key (DK, DV). */
 enum kind { NONE, WEIGHTS, O, DQ, DK, DV };
 struct wide_item {
     int64_t first;   /* row of the batch where the sequence begins */
@@ -133,7 +134,7 @@ static __device__ __forceinline__ int2 blocks_seen(const struct attn_wgmma_args 
 {
     return make_int2(max(0, q0 - p.a.window + 1) / KEYS, (min(q0 + 2 * p.n_query, len) + KEYS - 1) / KEYS);
 }
-/* The place in scratch of block 0 of a pair of the chunk. */
+/* The index in scratch of block 0 of a pair. */
 static __device__ __forceinline__ int64_t scratch_at(const struct wide_args &c, int slot, int kv)
 {
     return ((int64_t)(slot - c.first) * c.p.a.n_kv + kv) * c.n_block * 2;
@@ -162,8 +163,8 @@ static __device__ __forceinline__ void clear_sums(float (&sum)[128])
 #pragma unroll
     for (int i = 0; i < 128; i++) sum[i] = 0.0f;
 }
-/* sum += a stage's product over its 64 of the inner dimension. a: 64 rows; TRANS_A: 64 columns. The rows of b are
- * columns of the product; with TRANS_B they are the inner dimension, in panels of 64 columns. */
+/* sum += the product of a stage, 64 of the inner dimension. a: 64 rows; with TRANS_A 64 columns. Rows of b are columns
+ * of the product; with TRANS_B they are inner indices, in panels of 64 columns. */
 template <bool TRANS_A, bool TRANS_B>
 static __device__ __forceinline__ void multiply_stage(float (&sum)[128], uint32_t a, uint32_t b)
 {
@@ -331,8 +332,8 @@ static __device__ __forceinline__ void mask_scores(float (&s)[128], const struct
 
 /* ---- host */
 
-/* The pairs of a batch in chunks of equal size, as far as possible. launch is called for each chunk, with the arguments
- * `weights` of the first kernel and `sums` of the second; only p differs. */
+/* Calls launch for each chunk of pairs, all chunks of about the same size, with the arguments of the first kernel
+ * (weights) and of the second (sums), which differ only in p. */
 template <typename LAUNCH>
 static inline void for_chunks(const struct attn_args *a, struct wide_args weights, const LAUNCH &launch)
 {

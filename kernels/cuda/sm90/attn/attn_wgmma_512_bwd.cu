@@ -71,9 +71,9 @@ static __device__ __forceinline__ void compute_weights(const struct wide_memory 
 
 /* ---- sums */
 
-/* The items of a chunk: n_key items of dk and dv, for slots of find_block of 128 keys from `slot` on, and n_query items
- * of dq. The kind with more steps comes first. dk and dv have at most a step per block of queries of the chunk, dq one
- * per block of keys. */
+/* The items of a chunk: n_key of dk and dv, for blocks of 128 keys from slot `slot` of find_block on, and n_query of
+ * dq. The kind whose items take longer comes first: an item of dk or dv loops over at most all queries of the chunk, an
+ * item of dq over the keys. */
 struct sum_items {
     int slot, n_key, n_query;
     bool keys_first;

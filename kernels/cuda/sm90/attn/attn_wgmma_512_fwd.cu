@@ -93,8 +93,8 @@ static __device__ __forceinline__ void load_sums(const struct wide_memory &m, co
     pass_item(m, item, &place);
 }
 
-/* This thread's two rows: wide_args.part of their first tile; query and head in the block, and whether they exist; U,
- * and the sum of all weights in units of 2^U. */
+/* This thread's two rows: wide_args.part of their first tile; query and head in the block, and whether they exist; U
+ * (the head of this file) and 2^-U times the sum of all weights. */
 struct softmax {
     const float2 *part;
     int query[2], head[2];

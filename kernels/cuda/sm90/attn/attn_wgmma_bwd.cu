@@ -59,7 +59,7 @@ static __device__ __forceinline__ void load_operand(uint32_t (&a)[HEAD / 16][4],
 }
 
 /* Passes ds of tile t, this warp's 16 keys by 64 rows, to the warpgroup of dq: key i is row i of the slot. That
- * warpgroup executes the proxy fence between these stores and its products; here it would wait for the stores. */
+ * warpgroup executes the proxy fence between these stores and its products; a fence here would wait for the stores. */
 static __device__ __forceinline__ void pass_ds(const struct key_memory &m, uint32_t to,
                                                const uint32_t (&w)[ROWS / 16][4], int t)
 {
@@ -99,10 +99,10 @@ static __device__ __forceinline__ void store_sums(const struct attn_wgmma_args &
     store_keys<HEAD, KEYS>(p.a.dqkv + (b.first + key) * p.a.ld_dqkv + head * HEAD, p.a.ld_dqkv, rows, b.len - key);
 }
 
-/* Products are transposed, [keys, queries]: the weights are then in the layout of the A operand of the sums over
- * queries. While a warpgroup computes the weights of a tile, the products for its dp and for dk of the tile before run.
- * While it computes ds, those for dv and for the scores of the next tile run. Scores of the last tile are computed once
- * more. */
+/* Scores and dp are [keys, queries], so that weights and ds are in the layout of the A operand of the sums over
+ * queries. While a warpgroup computes the weights of a tile, the products for its dp and for dk of the tile before run;
+ * while it computes ds, those for dv and for the scores of the next tile. After the last tile its scores are computed
+ * once more, unused. */
 static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                      const struct key_block &b)
 {

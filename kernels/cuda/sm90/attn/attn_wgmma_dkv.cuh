@@ -78,8 +78,8 @@ static __device__ __forceinline__ struct key_block key_block_of(const struct att
     return {seq.first, seq.len, kv, k0, seq.block < seq.n_block ? (end - k0 + p.n_query - 1) / p.n_query : 0};
 }
 
-/* One warp: TMA loads q and dout, the lanes load stat. Queries beyond the end of the sequence get the last entry of
- * stat, which makes all their weights 0. */
+/* A warp loads keys, values and all tiles of queries: q and dout by TMA, stat by the lanes. Queries beyond the end of
+ * the sequence get the last entry of stat, which makes all their weights 0. */
 template <int A, int B>
 static __device__ __forceinline__ void load_dkv(const struct attn_wgmma_args &p, const struct dkv_memory &m,
                                                 const struct key_block &b)
@@ -131,8 +131,8 @@ static __device__ __forceinline__ void wait_queries(const struct attn_wgmma_args
     rows_cleared(WHOLE + wg);
 }
 
-/* The weights of a product of 64 keys and 64 queries pass from the warpgroup of dv to that of dk, in the layout of the
- * A operand: a thread reads what the same thread of the other warpgroup wrote. */
+/* The warpgroup of dv passes the weights of 64 keys and 64 queries to that of dk, in the layout of the A operand: a
+ * thread reads what the same thread of the other warpgroup wrote. */
 static __device__ __forceinline__ void send_weights(const uint32_t (&w)[4][4], const struct dkv_memory &m,
                                                     struct stage_at *slot)
 {
@@ -200,8 +200,8 @@ static __device__ __forceinline__ void skip_tiles(const struct dkv_memory &m, st
     }
 }
 
-/* Each warpgroup computes dk and dv of 64 keys. Of a tile, dv += p^T dout runs during the computation of ds; the scores
- * of the next tile run behind dk += ds^T q, and its dp behind the scores. */
+/* Each warpgroup computes dk and dv of 64 keys. dv += p^T dout of a tile runs while ds is computed; the scores of the
+ * next tile are issued behind dk += ds^T q, and its dp behind the scores. */
 template <int A, int B>
 static __device__ __forceinline__ void multiply_block(const struct attn_wgmma_args &p, const struct dkv_memory &m,
                                                       const struct key_block &b)
@@ -300,10 +300,10 @@ static __device__ __forceinline__ void weigh_queries(uint32_t (&w)[4][4], float 
     if (!IS_DK) send_weights(w, m, slot);
 }
 
-/* One warpgroup computes scores, weights p and dv += p^T dout; the other dp, ds and dk += ds^T q. Products are
- * transposed, [keys, queries]: the weights are then in the layout of the A operand of the sums over queries. For dv the
- * first product (`first`) reads k and q, the second dout; for dk the first reads v and dout, the second q. The first
- * product of the next tile, or block of keys, runs behind the second product of this one. */
+/* One warpgroup computes scores, weights p and dv += p^T dout; the other dp, ds and dk += ds^T q. Scores and dp are
+ * [keys, queries], so that weights and ds are in the layout of the A operand of the sums over queries. For dv the first
+ * product reads k and q, the second dout; for dk the first reads v and dout, the second q. The first product of the
+ * next tile, or block of keys, is issued behind the second of this one. */
 template <int A, int B, bool IS_DK>
 static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args &p, const struct dkv_memory &m,
                                                     const struct key_block &b)

@@ -88,8 +88,8 @@ static __device__ __forceinline__ void load_dq(const struct attn_wgmma_args &p, 
     mbarrier_arrive(m.q_full);
 }
 
-/* Queries relative to the first of the tile: those of this thread's two rows, with their stat; and the range of queries
- * of its warpgroup. */
+/* query, stat: of this thread's two rows. first, n_query: the queries of its warpgroup. All are relative to the tile's
+ * first query. */
 struct dq_rows {
     int query[2], first, n_query;
     float2 stat[2];
@@ -140,8 +140,8 @@ static __device__ __forceinline__ void weigh_tile(uint32_t (&w)[N / 8][4], float
     pack_rows(w, dp);
 }
 
-/* A tile's scores run behind the previous tile's product of ds and keys, and its dp behind the scores. The warpgroups
- * fill each other's gaps. */
+/* The scores of a tile of keys are issued behind the previous tile's product of ds and keys, and dp behind the scores.
+ * While one warpgroup computes weights, the tensor cores run products of the other. */
 template <int A, int B>
 static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args &p, const struct dq_memory &m)
 {

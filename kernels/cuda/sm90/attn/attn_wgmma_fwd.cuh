@@ -122,9 +122,9 @@ template <int N> static __device__ __forceinline__ void weigh_row(float (&s)[N],
     }
     x->sum[h] += total[0] + total[1];
 }
-/* Finds the maximum of both rows, then weighs them. A maximum is raised only when a score exceeds it by more than
- * `slack`, 8 / c in callers: so weights are at most 2^8, and sums rarely change. The caller multiplies earlier sums by
- * factor. */
+/* Finds the maximum of both rows, then computes their weights. A maximum is raised only when a score exceeds it by more
+ * than `slack`, 8 / c in callers: so weights are at most 2^8, and sums rarely need rescaling. The caller multiplies
+ * earlier sums by x->factor. */
 template <int N>
 static __device__ __forceinline__ void online_softmax(float (&s)[N], struct softmax *x, float c, float slack)
 {
@@ -144,11 +144,10 @@ static __device__ __forceinline__ void online_softmax(float (&s)[N], struct soft
     }
 }
 
-/* Raises the maxima of this warp's rows so far that no later weight can exceed 2^GROWTH, as |q| |k| bounds the scores.
- * Later tiles then need no maximum. This loses no precision, as the relative precision of f32 is the same far
- * from 1. It returns false and changes nothing if all weights so far would fall below 2^-SHRINK, for NaN, and for an
- * unknown |k|. s: weights of the first tile; q: the queries; row: this thread's first; used: whether its rows have
- * queries. */
+/* Raises the maxima of this warp's rows until no later weight can exceed 2^GROWTH, as |q| |k| bounds the scores. Later
+ * tiles then need no maximum. This loses no precision, as f32 has the same relative precision far from 1. Returns false
+ * and changes nothing if all weights so far would fall below 2^-SHRINK, for NaN, and for an unknown |k|. s: weights of
+ * the first tile; q: the queries; row: this thread's first row; used: whether its two rows have queries. */
 template <int A, int ROWS, int N>
 static __device__ __forceinline__ bool bound_max(float (&s)[N], struct softmax *x, const char *q, int row,
                                                  const bool used[2], float key_norm, float c)
@@ -231,7 +230,7 @@ static __device__ __forceinline__ void finish(const struct attn_wgmma_args &p, c
 }
 
 /* The softmax of a tile overlaps with the products of the previous tile and of the other warpgroups. The warpgroups
- * take turns (TURN): each issues the scores of tile t, then o += weights of tile t - 1. */
+ * take turns (TURN): each issues the scores of tile t, then o += weights times values of tile t - 1. */
 template <int A, int B, int KEYS>
 static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, const struct fwd_memory &m)
 {

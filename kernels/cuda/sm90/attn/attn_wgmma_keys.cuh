@@ -2,14 +2,14 @@
  * their loads, weights, and the order in which they add to dq in global memory.
  *
  * A tile of queries is 64 rows: n_query queries of the heads of a group. Tile j begins at query j n_query of its
- * sequence. A block loads the tiles that attend to its keys, the last queries first.
+ * sequence. A block of keys loads the tiles that attend to its keys, the last queries first.
  *
- * Order of the sums of dq: the blocks of keys that a tile attends to add to it one after the other, the first keys
- * first; a counter for each tile says how many have added. A block takes its keys from a ticket counter, in the order
- * of the keys of a sequence, and waits only for blocks with earlier tickets, so that there is no deadlock. As blocks
- * begin with the last queries, those of a sequence follow each other at a distance of a few tiles, and find queries and
- * sums in L2. The first block of a tile stores its sums, those after it add to them, the last loads what is there,
- * adds its own and writes dq; all with bulk copies. */
+ * Sums of dq: the blocks of keys that a tile attends to add their parts in turn, the first keys first; a counter for
+ * each tile says how many have added. The block of the first turn stores its part, later blocks add theirs, that of the
+ * last turn loads the sum, adds its part and writes dq; all with bulk copies. A block takes its keys from a ticket
+ * counter, in the order of the keys of a sequence, and waits only for blocks with earlier tickets, so that there is no
+ * deadlock. As blocks begin with the last queries, those of a sequence are a few tiles apart, and find queries and sums
+ * in L2. */
 #ifndef MT_CUDA_ATTN_WGMMA_KEYS_H
 #define MT_CUDA_ATTN_WGMMA_KEYS_H
 
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void load_keys(const struct attn_wgmma_args &p
     load_panels<HEAD, KEYS>(m.k, &p.k, m.kv_full, b.kv, row);
     load_panels<HEAD, KEYS>(m.v, &p.v, m.kv_full, b.kv, row);
 }
-/* Tile t, when its stage is empty: TMA loads q and dout, the lanes load stat. Queries beyond the end of the sequence
+/* Loads tile t when its stage is empty: q and dout by TMA, stat by the lanes. Queries beyond the end of the sequence
  * get the last entry of stat, which makes all their weights 0. */
 static __device__ __forceinline__ void load_queries(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                     const struct key_block &b, int t, struct stage_at at)
@@ -160,8 +160,8 @@ static __device__ __forceinline__ void load_ahead(float2 (&ahead)[AHEAD], const 
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) ahead[i] = ((const float2 *)stat)[4 * i];
 }
-/* pw = weights, bf16, of s [keys, queries], scores of the keys from w0 on and the queries from q0 on. Overwrites s.
- * stat: the tile's statistics, from this thread's first column on; ahead: the first AHEAD pairs of them. */
+/* pw = weights, bf16, of the scores s of the keys from w0 on and the queries from q0 on. Overwrites s. stat: the tile's
+ * statistics from this thread's first column on; ahead: their first AHEAD pairs. */
 static __device__ __forceinline__ void weigh_scores(uint32_t (&pw)[ROWS / 16][4], float (&s)[32],
                                                     const struct attn_wgmma_args &p, int w0, int q0, const char *stat,
                                                     const float2 (&ahead)[AHEAD])
@@ -197,8 +197,8 @@ static __device__ __forceinline__ void weigh_dp(float (&dp)[32], const uint32_t 
 
 /* ---- sums of dq ---- */
 
-/* A tile as this block sees it: the sums of dq of its n_row rows, how many blocks of keys add before this one, and the
- * counter of those that have added. */
+/* This block's turn at a tile: the sums of dq of the tile's n_row rows, the number of blocks that add before this one,
+ * and the counter of those that have added. */
 struct turn {
     float *sums;
     uint32_t *counter;
@@ -259,9 +259,8 @@ static __device__ __forceinline__ void get_sums(float (&sum)[32], float *from)
         }
     }
 }
-/* A warpgroup finishes tile t after the adder thread (add_tiles) has passed it the tile's slot of shared memory. sum:
- * this block's part of dq. In the last turn the slot has the sums of the other blocks: adds them and writes dq. In
- * other turns leaves sum in the slot. */
+/* sum: this block's part of dq of tile t. slot: shared memory from add_tiles. If this block has the tile's last turn,
+ * slot has the sum of the other blocks: adds it to the part and writes dq. Otherwise leaves the part in slot. */
 static __device__ __forceinline__ void finish_tile(float (&sum)[32], const struct attn_wgmma_args &p,
                                                    const struct key_block &b, int t, char *slot)
 {
@@ -279,9 +278,9 @@ static __device__ __forceinline__ void finish_tile(float (&sum)[32], const struc
     }
     fence_proxy_async();
 }
-/* Adder i, one thread, for the tiles i, i + ADDERS, ...: passes its slot to finish_tile. In the last turn it first
- * loads the sums of the other blocks into the slot. In other turns it waits until finish_tile has written this block's
- * sums there, then adds them to those in global memory. */
+/* Thread i of ADDERS, for tiles i, i + ADDERS, ...: passes a slot of shared memory to finish_tile. If this block has
+ * the tile's last turn, it first loads the sum of the other blocks into the slot. Otherwise it waits until finish_tile
+ * has written this block's part there, then adds it to the sum in global memory. */
 static __device__ __forceinline__ void add_tiles(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                  const struct key_block &b, int i)
 {

@@ -139,15 +139,15 @@ template <bool TRANS> __device__ static __forceinline__ void load_tiles(uint32_t
                      : "memory");
 }
 
-/* Address for this lane in a tile [token][64 columns], for load_tiles<true> and store_matrix4<true>: a transposed
- * block of 16 x 16. Its rows are columns of the tile, from 16 warp on; its columns are tokens, from 16 step on. */
+/* This lane's address in a tile [token][64 columns] for load_tiles<true> and store_matrix4<true>, which transpose a
+ * block of 16 x 16: columns from 16 warp on, tokens from 16 step on. */
 __device__ static __forceinline__ uint32_t columns_at(uint32_t tile, int warp, int step)
 {
     const int lane = threadIdx.x % 32;
     return tile + sm90_swizzle(16 * step + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
 }
-/* Address for this lane in a tile, for load_tiles<false> and store_matrix4<false>: the warp's 16 rows by 16 columns
- * from 16 step on. */
+/* This lane's address in a tile for load_tiles<false> and store_matrix4<false>: the warp's 16 rows by 16 columns from
+ * 16 step on. */
 __device__ static __forceinline__ uint32_t rows_at(uint32_t tile, int warp, int step)
 {
     const int lane = threadIdx.x % 32;
@@ -166,8 +166,8 @@ __device__ static __forceinline__ void delta_clear(uint32_t tile, int tiles, int
             : "memory");
 }
 
-/* acc (+)= a b over 16 STEPS columns of a, held in registers. b: a tile whose rows are the columns of acc (K-major),
- * or the columns of a (TRANS). */
+/* acc (+)= a b over 16 STEPS columns of a, which is in registers. The rows of tile b are columns of acc (K-major) or,
+ * with TRANS, columns of a. */
 template <bool TRANS, int STEPS, int FIRST = 0, int OF>
 __device__ static __forceinline__ void delta_dot(float (&acc)[32], const uint32_t (&a)[OF][4], uint32_t b,
                                                  bool accumulate)

@@ -3,12 +3,12 @@
  * Shapes: qkv [T,C], ba [T,2N] bf16; T and M [T,N*64] bf16, a row of 64 per token and value head; factors and gates
  *   [N,T] of four f32.
  * Needs: sm_90a, rows of qkv aligned to 16 bytes.
- * Grid: a block of 4 warps per slot of a chunk and key head. <k, k> and <q, k> by mma.sync, a warp for 16 rows, stay in
- *   registers for all value heads of the key head. Two value heads at a time: two warps invert I + L in f32, in place:
- *   two blocks of 32 by substitution, a lane for a column, and the block below them by products, each the sum of three
- *   products of bf16 (split_pair). 53 KiB, four blocks per SM.
- * Bound: 2 T (2 G A + 2 N 64) + 32 T N bytes -> memory bound; the inverse is 40 k multiply-adds per chunk and value
- *   head.
+ * Grid: a block of 4 warps per chunk and key head. <k, k> and <q, k> by mma.sync, a warp for 16 rows, stay in registers
+ *   for all value heads of the key head. Two value heads at a time: two warps invert I + L in f32, in place: two blocks
+ *   of 32 by substitution, a lane for a column, and the block below them by products, each the sum of three products of
+ *   bf16 (split_pair). 53 KiB, four blocks per SM.
+ * Bound: 2 T (2 * key heads * 128 + 2 N 64) + 32 T N bytes: memory bound; the inverse is 40 k multiply-adds per chunk
+ *   and value head.
  * Numerics: products of bf16 are exact in f32; the inverse is f32 until T is rounded to bf16. G is summed in f32: a
  *   difference of G is off by at most 64 roundings of the largest |G| of the chunk. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"

@@ -248,8 +248,8 @@ static __device__ __forceinline__ void add_tiles(float (&acc)[2][32], const uint
     wgmma_use(acc[1]);
 }
 
-/* acc += factor (a S), or a E; a: the operand of the role, S and E in two halves of 128 rows. Adds r factor <x, a S> to
- * the terms of dG; x: the rows of q or k, r: their factors. */
+/* acc += factor (a S), or factor (a E) where k is written to the state; a: dO, Y or X, as `role` says. Adds r factor
+ * <x, a S> to the terms of dG; x: rows of q or k, r: their factors. */
 static __device__ __forceinline__ void add_state(float (&acc)[2][32], const struct place &at, struct grad_memory *m,
                                                  struct head_memory *h, int role, const float factor[2])
 {

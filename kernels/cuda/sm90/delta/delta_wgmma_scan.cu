@@ -47,8 +47,8 @@ template <int SCAN, int WARPGROUPS> __host__ __device__ constexpr int tail_at(vo
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* A value head of a segment. from, n_from: the slots of the states with whose sum it begins; to: the slot of the state
- * after it, or -1. */
+/* A value head of a segment (struct segments). It begins with the sum of the states in slots from .. from + n_from - 1;
+ * to: the slot of the state after it, or -1. */
 struct strip {
     int first, len, head, half, from, n_from, to; /* half: the first of the block */
 };
@@ -185,8 +185,8 @@ static __device__ __forceinline__ uint32_t *state_pair(const struct delta_wgmma_
     const int64_t at = ((int64_t)slot * p.n_value + s.head) * DELTA_DIM + row;
     return (uint32_t *)(rows + at * DELTA_DIM + 16 * k + 8 * (i / 2) + threadIdx.x % 4 * 2);
 }
-/* The state with which a segment begins: the sum of slots. The backward stores the sum in the first slot, where the
- * gradients of the segment's last chunk read it. */
+/* The state with which a segment begins: the sum of n_from slots of states. The backward stores the sum in the first
+ * slot, where the gradients of the segment's last chunk read it. */
 template <int SCAN>
 static __device__ __forceinline__ void begin_state(float (&state)[2][32], uint32_t (&rounded)[8][4],
                                                    const struct delta_wgmma_args &p, const struct strip &s, int half,
@@ -353,8 +353,8 @@ static __device__ __forceinline__ void write_chunk(const struct delta_wgmma_args
                       n);
 }
 
-/* Writes what chunk i left: its rows, and the state after it if another chunk follows. i = -1 writes nothing: by
- * sizes of 0 and not by a branch, since products are in flight. */
+/* Writes the results of chunk i: its rows, and the state after it if another chunk follows. For i = -1 sizes of 0,
+ * instead of a branch, make it write nothing, since products are in flight. */
 template <int SCAN, int WARPGROUPS>
 static __device__ __forceinline__ void finish_chunk(const struct delta_wgmma_args &p, const struct strip &s, int i,
                                                     int half, const uint32_t (&out)[4][4],

@@ -12,9 +12,9 @@
  * Numerics: as in grouped_wgmma.cu.
  *
  * Order: experts_decoded counts the warps that have decoded an expert, tiles_done its tiles whose loads are complete. A
- * tile waits until all warps have decoded its expert. A warp decodes an expert when all tiles of the expert with rows
- * that had its slot before are done. All blocks run at the same time, so that there is no deadlock. What the warps have
- * written is ready for TMA after the proxy fence of the thread that loads (PTX ISA, causality order). */
+ * tile waits until all warps have decoded its expert. Before a warp decodes an expert into a slot, all tiles of the
+ * slot's previous expert must be done. All blocks run at the same time, so that there is no deadlock. TMA sees what the
+ * warps have written after a proxy fence of the thread that loads (PTX ISA, causality order). */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 #include "kernels/cuda/format/mxfp4_words.cuh"
 
@@ -63,8 +63,8 @@ static __device__ __forceinline__ struct words load_words(const uint8_t *data, c
     return x;
 }
 
-/* Decodes a warp's pieces of an expert, which have a fixed stride. A piece is loaded while the warp decodes the one
- * before it, and prefetched to L2 AHEAD pieces earlier. */
+/* Decodes a warp's pieces of an expert, at a fixed stride. A piece is loaded while the warp decodes the one before it,
+ * and prefetched to L2 AHEAD pieces earlier. */
 static __device__ __forceinline__ void decode_expert(uint4 *to, const uint8_t *data, const uint8_t *scale,
                                                      uint32_t n_word)
 {

@@ -11,10 +11,9 @@
  *   with a fixed stride. TMA loads packed weights 4 steps ahead into 7 slots; a thread decodes three blocks of 32 in
  *   each step, its 16-byte stores have no bank conflicts. 3 stages, 211 KiB. 168 registers at launch, then 56 and 224;
  *   no spills. In the epilogue of the GLU's backward, half of the sums are in local memory, 384 bytes per thread.
- * Bound: shared memory: of a step of 192 rows wgmma reads 96 KB, stores and loads of the decoding and TMA are 68 KB,
- *   at 128 bytes per clock. While the tensor cores are busy a scheduler issues at most 0.25 PRMT or LOP3 per clock; a
- *   step has about 225 of these. w is read once per 256 rows of its expert, 0.53 bytes a weight; rows once per 192
- *   columns, from L2.
+ * Bound: shared memory, at 128 bytes per clock: in a step of 192 rows, wgmma reads 96 KB, and decoding and TMA move 68
+ *   KB. While the tensor cores are busy a scheduler issues at most 0.25 PRMT or LOP3 per clock; a step has about 225 of
+ *   these. w is read once per 256 rows of its expert, 0.53 bytes a weight; rows once per 192 columns, from L2.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable. */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 #include "kernels/cuda/parts/mma.cuh"
@@ -36,9 +35,10 @@ enum {
 
 /* ---- loading ---- */
 
-/* The blocks of w that a thread decodes in each step. A stage has three parts of 64 rows of 128 bytes. In the forward a
- * row is a column with 64 of depth, in the backward 64 columns of one depth. A thread has half of row thread / 2 in
- * each part, which is one block. Beyond the edges of w weights are 0, with the scale of the last block before. */
+/* The blocks of w that a thread decodes in each step. A stage has three parts of 64 rows of 128 bytes. A row of the
+ * forward is 64 of the inner dimension of one column, a row of the backward 64 columns of one inner index. A thread has
+ * one block of each part: half of row thread / 2. Weights beyond the edges of w are 0, with the scale of the last block
+ * inside. */
 struct blocks {
     const uint8_t *scale; /* of the expert */
     uint32_t at[BLOCKS];  /* of step 0 */
@@ -143,9 +143,9 @@ template <typename PIPE> static __device__ __forceinline__ void say_full(struct 
     ring_advance<PIPE::STAGES>(ring);
 }
 
-/* A slot is free for step i + AHEAD when all warps have decoded step i - DEEP. That is true when the stage of step i is
- * empty, because the consumers release a stage only after all warps have filled it. The asm keeps addresses in
- * registers; otherwise the compiler computes them again in each step. */
+/* The slot of packed weights for step i + AHEAD is free when all warps have decoded step i - DEEP. That is so when the
+ * stage of step i is empty, because the consumers release a stage only after all warps have filled it. The asm keeps
+ * addresses in registers; otherwise the compiler computes them again in each step. */
 template <typename PIPE, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, const struct tiles *tiles,
                                                   struct ring ring, struct ring slots)

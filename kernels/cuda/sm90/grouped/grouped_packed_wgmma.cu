@@ -1,12 +1,11 @@
 /* grouped_packed_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, for few rows per expert: no
  * decoded copy of an expert exists in global memory. A warpgroup decodes its columns of a step into shared memory
  * while its products of the step before run. grouped_decode_wgmma.cu: for many rows.
- * Math: as in grouped_wgmma.cu, with exact decoded weights; only the order of the f32 sums differs. Operands change
- *   places: columns of the output are the 64 rows of a wgmma, rows of the experts its N columns, rounded up to 16.
- *   Decoding: the bits of a code go to their places in a bf16, where they are its value times 2^-126: a multiplication
- *   moves the sign and the other three bits, two masks remove the rest. The product with the scale times 2^126 is
- *   exact. In the backward, two weights that are four apart are in the halves of a word. In the forward, prmt puts
- *   neighbours there, and even rows of w are read first.
+ * Math: as in grouped_wgmma.cu, with exact decoded weights; only the order of the f32 sums differs. Operands are
+ *   exchanged: columns of the output are the 64 rows of a wgmma, rows of the experts its N columns, rounded up to 16.
+ *   Decoding: a multiplication and two masks move the four bits of a code to where they are the bits of a bf16, the
+ *   code's value times 2^-126; its product with the scale times 2^126 is exact. In the backward, the halves of a word
+ *   are two weights that are four apart. In the forward, prmt makes them neighbours, and even rows of w are read first.
  * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; fewer than 2^31 weights per expert; grouped_require; at most
  *   512 experts.
  * Grid: persistent, one block per SM: a loading thread and consumer warpgroups of 128 columns. LARGE_TILES: two of
@@ -14,9 +13,9 @@
  *   and 232. SMALL_TILES: three, up to 96 rows, 4 stages, 222 KiB; 128, then 24 and 160. A thread has two adjacent
  *   columns, as rows i and i + 8 of a product, i = lane / 4, and two blocks of 32 weights in a step. 4 bytes of spills
  *   in the GLU's backward, none elsewhere.
- * Bound: shared memory: in a step of 96 rows by 256 columns 141 KB go through it in 1,100 clocks: packed weights 16
- *   KB, rows 12, decoded weights 2 x 32, and the rows again for every 64 columns, 49. The products take 768 clocks. w
- *   is read once per 160 (96) rows of its expert, 0.53 bytes a weight; rows once per 256 (384) columns, from L2.
+ * Bound: shared memory: a step of 96 rows by 256 columns moves 141 KB in 1,100 clocks: packed weights 16 KB, rows 12,
+ *   decoded weights 2 x 32, and the rows again for every 64 columns, 49. The products take 768 clocks. w is read once
+ *   per 160 (96) rows of its expert, 0.53 bytes a weight; rows once per 256 (384) columns, from L2.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable. */
 #include <string.h>
 
@@ -90,8 +89,8 @@ static __device__ __forceinline__ void tma_load_4d(uint32_t to, const CUtensorMa
         : "memory");
 }
 
-/* One thread loads the rows of la, then for every step the packed weights (in the forward, those of even columns first)
- * and the rows. */
+/* One thread loads: first the rows of la; then, for every step, packed weights (in the forward those of even columns
+ * first) and rows of a. */
 template <typename S, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct packed_args &p, const struct tiles *tiles,
                                                   struct ring ring)
@@ -118,11 +117,12 @@ static __device__ __forceinline__ void load_tiles(const struct packed_args &p, c
 }
 
 /* ---- decoding ----
- * A block of columns has 64 rows of 128 bytes in a step: in the forward a row is a column with 64 of depth, in the
- * backward 64 columns of one depth. A thread has half of a row of each block of its warpgroup. */
+ * In a step, a block of columns has 64 rows of 128 bytes in shared memory. A row of the forward is 64 of the inner
+ * dimension of one column, a row of the backward 64 columns of one inner index. A thread has half of a row of each
+ * block of its warpgroup. */
 
-/* Column of row i of a product, 0 .. 7; row i + 8 has the next. In the backward, four bytes of packed weights are
- * decoded in the order 0, 2, 1, 3. */
+/* The column of w that is row i = 0 .. 7 of a wgmma; row i + 8 is the next column. In the backward, four bytes of
+ * packed weights are decoded in the order 0, 2, 1, 3. */
 template <bool KN> static __device__ __forceinline__ int column_of_row(int i)
 {
     return 2 * (KN ? (i & 4) | (i & 1) << 1 | (i >> 1 & 1) : i);
@@ -163,9 +163,9 @@ static __device__ __forceinline__ struct half_row find_half(const struct packed_
     return h;
 }
 
-/* Loads the scales of the next step into x. The addresses depend on the old x, so these loads begin when the old ones
- * are complete. Otherwise ptxas gives both the same scoreboard, and a use of the old ones waits for the new ones
- * too. */
+/* Loads the scales of the next step into x. The addresses depend on the old x, so that these loads begin after the
+ * previous ones. Otherwise ptxas gives both the same scoreboard, and a use of old scales also waits for the new
+ * ones. */
 static __device__ __forceinline__ void load_scales(uint32_t (&x)[BLOCKS], struct half_row *h)
 {
     const bool in_bounds = h->left-- > 0;
@@ -190,13 +190,13 @@ static __device__ __forceinline__ void store_chunk(uint32_t to, const uint32_t (
                  : "memory");
 }
 
-/* Two weights, times 2^-126, without their scale, from the low nibbles of bytes 0 and 2 of x, or from the high ones: a
- * sign, two bits of the exponent and one of the fraction. In a bf16 they are bit 15 and bits 8 .. 6. */
+/* Two weights without their scale, times 2^-126, from the low or the high nibbles of bytes 0 and 2 of x. The sign of a
+ * nibble becomes bit 15 of a bf16, its two bits of exponent and one of fraction bits 8 .. 6. */
 static __device__ __forceinline__ uint32_t low_nibbles(uint32_t x) { return (x & 0x000f000f) * 0x1040 & 0x81c081c0; }
 static __device__ __forceinline__ uint32_t high_nibbles(uint32_t x) { return (x & 0x00f000f0) * 0x0104 & 0x81c081c0; }
 
-/* Factors of decoded weights, in pairs: the scales times 2^126. bf16 cannot hold 2^126 times a scale above 2: if a lane
- * of the warp has one, `large` is set, and the factors are the scales. */
+/* Factors of decoded weights, each twice in a word: 2^126 times the scale. bf16 cannot hold that for a scale above 2:
+ * if a lane of the warp has one, `large` is set, and the factors are the scales. */
 struct factors {
     uint32_t by[BLOCKS];
     bool large;
@@ -211,8 +211,8 @@ static __device__ __forceinline__ struct factors factors_of(const uint32_t (&sca
     return f;
 }
 
-/* Decodes 32 weights with one scale into four chunks. In the forward a chunk is 8 of depth, in the backward the even or
- * the odd ones of 16 columns. */
+/* Decodes 32 weights with one scale into four chunks of 8. A chunk of the forward is 8 neighbours along the inner
+ * dimension, one of the backward the even or the odd of 16 columns. */
 template <bool KN, bool LARGE>
 static __device__ __forceinline__ void decode_block(uint32_t to, const uint32_t (&chunk)[4], const uint32_t (&c)[4],
                                                     uint32_t by)
@@ -338,7 +338,7 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[BLOCKS][S::RO
 }
 
 /* sums = scale * la lb + a w for up to N rows. While the products of a step run, a thread decodes its packed weights of
- * the next step, which are in registers, and loads those of the step after that. */
+ * the next step from registers and loads those of the step after that. */
 template <typename S, int N, bool KN>
 static __device__ __forceinline__ void multiply(float (&sums)[BLOCKS][S::ROWS / 2], struct ring *ring,
                                                 const struct grouped &g, const struct part &part)
@@ -424,8 +424,8 @@ static __device__ __forceinline__ void multiply_part(float (&sums)[BLOCKS][S::RO
 }
 
 /* ---- epilogue ----
- * A thread's sums are two columns of rows 8j + 2q and 8j + 2q + 1, q = lane % 4. They go through shared memory, where
- * the decoded weights were, so that a thread has eight columns of a row. */
+ * A thread's sums are two columns of rows 8j + 2q and 8j + 2q + 1, q = lane % 4. Shared memory, that of the decoded
+ * weights, rearranges them into eight columns of one row per thread. */
 
 /* The first of the two adjacent columns of this thread's sums in a block. */
 template <bool KN> static __device__ __forceinline__ int column_of_thread(void)
@@ -611,8 +611,8 @@ struct byte_map {
     cuuint32_t box[4];
 };
 
-/* The map of the packed bytes. Backward: boxes of 64 rows by 256 columns, swizzled. Forward: boxes of n_col rows by 64
- * columns, the even rows first. */
+/* The tensor map of the packed bytes. Its boxes are, in the backward, 64 rows by 256 columns, swizzled; in the forward,
+ * n_col rows by 64 columns, even rows first. */
 static CUtensorMap weight_map(const struct weight *w, bool kn, int n_col)
 {
     const cuuint64_t row = (cuuint64_t)w->n_in / 2, n_row = (cuuint64_t)w->n_out, n_exp = (cuuint64_t)w->n_exp;

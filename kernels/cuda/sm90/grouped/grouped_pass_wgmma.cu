@@ -1,17 +1,17 @@
 /* grouped_pass_wgmma.cu - one pass over dy computes dB and dy B of adapters with r 8 or 16, of experts and of dense
  * layers.
  *
- * Math, shapes: grouped.h. A dense layer has its segments (ops.h) as experts. A block has a slab of 4 x 128 columns (3
- *   x 128 with r 16) and some rows of one expert. A step is 128 rows of 128 columns: a warpgroup adds 64 columns of
- *   them, summed over the rows, to the gradient, and multiplies 64 rows with the slab's part of the factor. So no sum
- *   crosses warps. The slabs' parts of the product are stored in f32; finish_kernel adds them. Split-K over rows:
- *   grouped_parts.cuh. A dense layer has up to 64 parts per slab: finish_kernel adds them, in many blocks.
+ * Math, shapes: grouped.h. A dense layer has its segments (ops.h) as experts. A block has some rows of one expert and a
+ *   slab: 4 x 128 columns of dy (3 x 128 with r 16). A step is 128 rows of 128 columns: a warpgroup adds 64 of the
+ *   columns, summed over the rows, to dB, and multiplies 64 of the rows by the slab's part of B. So no sum crosses
+ *   warps. Each slab's part of dy B is stored in f32; finish_kernel adds them. Split-K over rows: grouped_parts.cuh. A
+ *   dense layer has up to 64 parts per slab: finish_kernel adds them, in many blocks.
  * Needs: sm_90a; n_wide and ld_wide multiples of 8, 16-byte aligned rows.
  * Grid: (n_row / share + n_exp, slabs) blocks of 256 threads, two per SM; blocks beyond the last part return at once.
  *   Blocks run slab by slab, so that the columns of gathered rows that concurrent blocks read stay in L2. Three stages
  *   of 32 KiB, all of them loading at first, then two, by cp.async. At most 128 registers, no spills. finish_kernel: 32
  *   registers.
- * Bound: 2 * M * n_wide bytes, twice with g.rows, and 8 * M * r for each slab: memory bound.
+ * Bound: 2 * M * n_wide bytes, twice where g.rows is written, and 8 * M * r for each slab: memory bound.
  * Numerics: f32 sums over the columns of a slab, then over the slabs in order, rounded once; over the rows of a part,
  *   then over the parts in order. They depend only on the shapes and offs. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
@@ -213,8 +213,7 @@ static __device__ __forceinline__ void store_sums(const struct pass_args &p, con
     }
 }
 
-/* out += scale * c for a slab; the thread has rows `wide` and wide + 8 of a tile of out. All loads come before the
- * stores, since loads do not overtake stores. */
+/* out += scale * c for a slab. All loads come before the stores, since loads do not overtake stores. */
 template <int RT, int COLS>
 static __device__ __forceinline__ void add_slab(const struct grouped_wgrad &g, const float (*c)[4], int expert,
                                                 int first)
@@ -298,8 +297,8 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
 
 /* ---- the sums of all blocks ---- */
 
-/* product[m] = product_scale * sum over the slabs; gated[m] = that times the gate of row m, or absent. A thread has
- * columns 8 (i % (RT / 8)) .. of row i / (RT / 8). sums: of the first slab. */
+/* product[m] = product_scale * sum over the slabs; gated[m] = product[m] times the gate of row m, or absent. A thread
+ * has 8 columns, from 8 (i % (RT / 8)) on, of row i / (RT / 8). sums: those of slab 0, then of the other slabs. */
 template <int RT>
 static __device__ __forceinline__ void finish_product(const struct grouped_wgrad &g, const float *sums, int n_slab,
                                                       int64_t i)
@@ -323,8 +322,8 @@ static __device__ __forceinline__ void finish_product(const struct grouped_wgrad
     *(uint4 *)(g.gated + row * RT + col) = bf16_pack8(v);
 }
 
-/* out += scale * sum over the parts, where one matrix has all rows. A thread has one element, number i in the order of
- * store_part. partial: of the first slab; stride: elements from part to part. */
+/* out += scale * sum over the parts, for one matrix with all rows. A thread has element i in the order of store_part.
+ * partial: part 0; stride: elements from part to part. */
 template <int RT>
 static __device__ __forceinline__ void finish_gradient(const struct grouped_wgrad &g, const float *partial,
                                                        int64_t stride, int n_part, int64_t i)

@@ -15,8 +15,8 @@
  * stored. Gathered rows are loaded by cp.async of all 128 loading threads, into the same swizzle. Out-of-bounds
  * elements are zeros: depth that is no multiple of 64, columns, LoRA ranks.
  *
- * Compiling: ptxas makes wgmmas wait for each other, and says so (C7515), when it cannot see that only wgmmas write
- * sums between the first product of a tile and the last: so the test r > 0 is before the loop over r, and the compiler
+ * Compiling: ptxas makes wgmmas wait for each other, and says so (C7515), unless it sees that only wgmmas write sums
+ * between the first product of a tile and the last. So the test r > 0 is before the loop over r, and the compiler
  * cannot move clear(). */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 
@@ -24,8 +24,8 @@
 
 /* ---- loading ---- */
 
-/* rows [128] in shared memory: the row of a for each row of a tile. A warp copies rows 4 w .. 4 w + 3 of every 16, and
- * finds them itself. Rows beyond the expert's last repeat it and are not stored. */
+/* rows [128] in shared memory: the row of a for each row of a tile. Warp w finds the rows that it copies: 4 w to 4 w +
+ * 3 of every 16. Rows beyond the expert's last repeat that one and are not stored. */
 static __device__ __forceinline__ void find_rows(int *rows, const struct grouped &g, const struct tile &t, int thread)
 {
     const int lane = thread % 32, row = thread / 32 * 4 + lane % 4 + lane / 4 * 16;
@@ -33,7 +33,7 @@ static __device__ __forceinline__ void find_rows(int *rows, const struct grouped
     rows[row] = quotient_of(g.token, g.slot[t.m + MT_MIN(row, t.n_row - 1)]);
     __syncwarp();
 }
-/* Starts the copy of this thread's chunks of 64 of depth from k on: 8 threads per row, 16 rows apart. */
+/* Starts the copies of this thread, inner indices k .. k + 63: 8 threads per row, the rows of a thread 16 apart. */
 static __device__ __forceinline__ void copy_rows(uint32_t to, const int *rows, const struct grouped &g, int k,
                                                  int thread)
 {

@@ -128,12 +128,11 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
     }
 }
 
-/* While a warpgroup computes the GLU's backward of a tile's first half, its registers do not suffice for the sums of
- * the second. Warpgroups that take tiles in turns put the last PUT_SUMS of these into one buffer in shared memory; each
- * thread reads what it wrote. A warpgroup waits until the tile before, of the other warpgroup, no longer uses the
- * buffer. Each warpgroup has its own barrier: with a common one, a warp could skip a phase. Warpgroups that share tiles
- * finish together and need two buffers: they put all sums of the second half into local memory, which volatile forces.
- */
+/* While a warpgroup computes the GLU's backward of a tile's first half, registers do not suffice for the sums of the
+ * second. Warpgroups that take tiles in turns put the last PUT_SUMS of these into a buffer in shared memory; each
+ * thread reads what it wrote. A warpgroup waits until the other has finished with the buffer. Each has a barrier: with
+ * a common one, a warp could skip a phase. Warpgroups that share tiles finish at the same time and would need two
+ * buffers: they keep all sums of the second half in local memory, which volatile forces. */
 static __device__ __forceinline__ void put_sums(float4 *buffer, const float (&sums)[COLS / 2])
 {
 #pragma unroll
@@ -171,7 +170,7 @@ struct extra {
     uint32_t buffer_free; /* barrier w counts the tiles of warpgroup w that no longer use it */
 };
 
-/* Leaves the rows of this warpgroup in t, and their place in ring->rows; false when it has none. */
+/* Reduces t to the rows of this warpgroup and sets ring->rows to their offset in a stage; false when it has none. */
 static __device__ __forceinline__ bool take_rows(struct tile *t, struct ring *ring, int group)
 {
     const int before = t->n_row > ROWS ? group * ROWS : group * HALF_ROWS, most = t->n_row > ROWS ? ROWS : HALF_ROWS;
@@ -190,8 +189,8 @@ template <typename PIPE> static __device__ __forceinline__ void skip_tile(struct
     }
 }
 
-/* Runs the epilogues of both halves of the rows of a warpgroup's tile, number `own` of its tiles. half: the tile of the
- * first half, whose rows row_of_thread counts. Overwrites sums. */
+/* Runs the epilogue on both halves of the rows of a warpgroup's tile, its `own`-th. half: the tile cut to its first
+ * half of rows. Overwrites sums. */
 template <typename PLAN, int EPILOGUE>
 static __device__ __forceinline__ void finish_tile(float (&sums)[2][COLS / 2], const struct grouped &g,
                                                    struct tile half, int group, int own, const float *bias,
