@@ -56,7 +56,6 @@ static int rank_error(struct comm *all, const struct comm_place *place, struct e
     return EXIT_USER;
 }
 
-/* The export that suits a training run. */
 struct suited {
     const struct config *cfg;
     const char *export_to;

@@ -1,4 +1,4 @@
-/* adapter_dir.c - finds the PEFT directory that a path names. */
+/* adapter_dir.c - see adapter_dir.h. */
 #include "train/adapter/adapter_dir.h"
 
 #include <string.h>

@@ -6,8 +6,8 @@
 
 /* Sets dir to path or path/adapter, whichever has adapter_config.json. False: neither has. */
 bool adapter_dir_inside(char dir[MT_PATH], const char *path);
-/* adapter_dir_inside; where it finds nothing, an error that lists the paths that were tried. The error begins with
- * `option`, and a blank unless `option` ends with a colon. */
+/* As adapter_dir_inside, with an error if neither has it: `option`, a blank unless `option` ends with a colon, and the
+ * paths that were tried. */
 int adapter_dir_find(char dir[MT_PATH], const char *option, const char *path, struct err *err) MT_CHECK;
 /* Finds the adapter of a command. given: the value of --adapter; NULL: the adapter in output.dir. or_else: an option
  * that the error suggests; "": none. */

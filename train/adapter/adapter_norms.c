@@ -1,4 +1,4 @@
-/* adapter_norms.c - norms and ranks of the adapters of the routed experts. */
+/* adapter_norms.c - see adapter_norms.h. */
 #include "train/adapter/adapter_norms.h"
 
 #include <math.h>

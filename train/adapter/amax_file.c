@@ -1,4 +1,4 @@
-/* amax_file.c - quant_amax.safetensors, beside the adapter of a run with quant.amax = static or quant.activations. */
+/* amax_file.c - see amax_file.h. */
 #include "train/adapter/amax_file.h"
 
 #include <math.h>
@@ -47,9 +47,8 @@ static int read_row(const struct safetensors *st, const char *path, const struct
     return 0;
 }
 
-/* The file may have magnitudes that the model does not use: those of weights in an evaluation without quantised
- * weights, those of inputs in an export that quantises only experts. If the model uses no magnitude of weights, nothing
- * is compared. */
+/* The file may have magnitudes that the model does not use: of weights in an evaluation without quantised weights, of
+ * inputs in an export that quantises only experts. If the model uses none of weights, nothing is compared. */
 static int check_count(const struct safetensors *st, const char *path, const struct amax_table *t, struct err *err)
 {
     int64_t need = 0, have = 0;

@@ -9,7 +9,7 @@
 
 #define AMAX_FILE "quant_amax.safetensors"
 
-/* Writes values, of qat_gather, into dir; NULL: nothing. */
+/* Writes the file into dir. values: from qat_gather; NULL: writes nothing. */
 int amax_file_write(const struct adapters *ad, const float *values, const char *dir, struct err *err) MT_CHECK;
 /* Reads the file into ad->amax. ad must keep magnitudes (amax.flat). Error: no such file; other tensors than those of
  * ad; a value that is not a finite magnitude. */

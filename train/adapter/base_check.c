@@ -1,4 +1,4 @@
-/* base_check.c - compares hashes of weights and values of config.json, and names what differs. */
+/* base_check.c - see base_check.h. */
 #include "train/adapter/base_check.h"
 
 #include <stdio.h>

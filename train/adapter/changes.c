@@ -1,4 +1,4 @@
-/* changes.c - the text of a list of changes. */
+/* changes.c - see changes.h. */
 #include "train/adapter/changes.h"
 
 #include <stdio.h>

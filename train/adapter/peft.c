@@ -4,10 +4,9 @@
  *     A_e[k, i] = A[e*r + k, i]        expert-major rows
  *     B_e[o, k] = B[o, k*E + e]        rank-major columns
  * A plain matrix is the case E = 1. gate_up_proj and down_proj belong to one module, so PEFT's wrappers nest: the
- * parameter that is wrapped first has the name "experts.base_layer.lora_*", the other has "experts.lora_*". If only one
- * of the two is wrapped, its name is "experts.lora_*". PEFT 0.19.0 confused "in" and "out": the tensor named A is over
- * the outputs, so A and B are exchanged ("swapped"). For models that hold experts as [E, out, in], versions before
- * 0.19.0 did the same.
+ * parameter that is wrapped first is "experts.base_layer.lora_*"; the other one, or the only one, "experts.lora_*".
+ * PEFT 0.19.0, and for models that hold experts as [E, out, in] earlier versions too, exchanged A and B ("swapped"):
+ * the tensor named A is over the outputs.
  *
  * Adapters of transformers 4 have a plain pair per expert's Linear. When gate and up are two Linears with rank r each,
  * moetrain's gate_up has rank 2r, as in PEFT's own conversion: A = [A_gate; A_up], B = [B_gate 0; 0 B_up]. All targets
@@ -450,7 +449,7 @@ static void layers_text(const bool *on, int64_t n_layer, char text[LAYERS_TEXT])
     }
 }
 
-/* Other families may have matrices of the same shapes. */
+/* Only DeepSeek-V4 has the publisher's names; the matrices of other families may have the same shapes. */
 static int check_publisher(const struct source *src, const struct tensor_names *names, struct err *err)
 {
     if (!src->published || names->published) return 0;
@@ -553,7 +552,7 @@ static bool shape_fits(const struct st_tensor *t, const struct place *at)
     return t->ndim == at->ndim && t->shape[0] == at->shape[0] && (t->ndim == 1 || t->shape[1] == at->shape[1]);
 }
 
-/* Does the file have all expert tensors with the shapes of this layout? */
+/* Whether the file has all expert tensors with the shapes of this layout. */
 static bool layout_fits(const struct source *src, const struct adapters *ad, struct layout f)
 {
     for (int64_t i = 0; i < ad->n_params; i++) {
@@ -565,8 +564,8 @@ static bool layout_fits(const struct source *src, const struct adapters *ad, str
     return true;
 }
 
-/* Chooses the layout of the whole file by shapes. If two layouts fit, because only one projection is trained and it is
- * square, the PEFT version decides. If none fits, it takes the usual layout, and the check of each tensor reports the
+/* Chooses the layout of the file by shapes. If two layouts fit, because only one projection is trained and it is
+ * square, the PEFT version decides. If none fits, takes the usual layout; the check of each tensor then reports the
  * error. */
 static int choose_layout(const struct source *src, const struct adapters *ad, struct layout *f, struct err *err)
 {
@@ -634,7 +633,6 @@ static double gain_of(const struct source *src, const struct adapters *ad, enum 
     return (src->gain[t] > 0 ? src->gain[t] : 1) * ad->alpha / ad->alpha_of[t];
 }
 
-/* Copies one tensor into its part of the parameter that begins at values. */
 static int read_tensor(const struct source *src, const struct adapters *ad, const struct lora_param *p,
                        const struct place *at, float *values, struct err *err)
 {

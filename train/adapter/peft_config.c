@@ -1,5 +1,4 @@
-/* peft_config.c - adapter_config.json: writes which modules and parameters PEFT adapts, and their ranks; reads the
- * version of PEFT and the variants of LoRA. */
+/* peft_config.c - see peft_config.h. */
 #include "train/adapter/peft_config.h"
 
 #include <math.h>
@@ -26,8 +25,8 @@ static bool all_layers(const struct adapters *ad)
     return all;
 }
 
-/* Whether the target is a Linear of target_modules. All others are in target_parameters, because PEFT understands
- * mlp.gate_proj in target_modules as the routed experts in most families, and the names of shared experts in some. */
+/* Whether the target is in target_modules. All others are in target_parameters, because PEFT understands mlp.gate_proj
+ * in target_modules as the routed experts in most families, and the names of shared experts in some. */
 static bool is_module(const struct adapters *ad, enum lora_target t)
 {
     return !lora_target_is_stack(t) && (!lora_target_is_dense(t) || ad->names->dense_by_module) &&

@@ -10,8 +10,7 @@ int peft_config_write(const struct adapters *ad, const char *dir, const char *ba
 /* Whether PEFT 0.21 warns that keys of rank_pattern or alpha_pattern were ignored: it compares keys with modules only,
  * but applies keys of parameters too. */
 bool peft_config_warns(const struct adapters *ad);
-/* Error: the adapter_config.json has variants of LoRA that moetrain would compute differently; the error names all of
- * them. */
+/* Error: the adapter_config.json has variants of LoRA that moetrain would compute differently. */
 int peft_config_check(struct json root, struct err *err) MT_CHECK;
 
 /* Of a text like "0.19.1"; -1: it begins otherwise. */

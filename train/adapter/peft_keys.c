@@ -1,4 +1,4 @@
-/* peft_keys.c - the names of tensors and modules in adapters. */
+/* peft_keys.c - see peft_keys.h. */
 #include "train/adapter/peft_keys.h"
 
 #include <stdio.h>

@@ -12,9 +12,9 @@
 bool peft_keys_linear(const char *key, enum lora_target t);
 bool peft_keys_stack(const char *key, enum lora_target t); /* "mlp.experts.gate_up_proj" */
 bool peft_keys_nested(const char *key);
-/* Parses a tensor name: sets *layer and returns a bit per target, and these bits. FUSED: the name has no base_layer,
+/* Parses a tensor name: sets *layer and returns a bit per target and the bits below. FUSED: the name has no base_layer,
  * and its tensor is of all experts. SPLIT: the tensor is of one matrix of one expert. MIXTRAL: as SPLIT, with Mixtral's
- * names. EACH: the tensor is of one expert without a gate. */
+ * names. EACH: as SPLIT, of experts without a gate matrix. */
 #define PEFT_KEYS_FUSED   ((uint64_t)1 << LORA_TARGETS)
 #define PEFT_KEYS_SPLIT   ((uint64_t)2 << LORA_TARGETS)
 #define PEFT_KEYS_MIXTRAL ((uint64_t)4 << LORA_TARGETS)

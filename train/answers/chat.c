@@ -17,7 +17,7 @@ struct chat {
     struct config *cfg;
     struct run run;
     struct models models;
-    int64_t model, adapter; /* that answers; the last one that was not the base model */
+    int64_t model, adapter; /* model: that answers; adapter: the last one that was not the base model */
     bool both, quit;
     struct chat_replies replies;
     struct chat_talk talk;
@@ -121,7 +121,7 @@ static int64_t find_adapter(const struct chat *c, const char *name)
     return at;
 }
 
-/* By its name, or with a directory another one. */
+/* text: the name of an adapter, or the directory of a new one. */
 static int do_adapter(struct chat *c, const char *text, struct err *err)
 {
     struct slot *slot;

@@ -16,7 +16,7 @@ struct chat_command_options {
     bool base;
 };
 /* Runs until /quit or the end of standard input. Returns the exit code, or -1. from_run: common.config is the
- * configuration of a run, and its adapter answers. Changes cfg. */
+ * configuration of a run, whose adapter answers. Changes cfg. */
 int chat_command_run(const struct chat_command_options *o, bool from_run, struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

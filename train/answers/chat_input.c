@@ -126,7 +126,7 @@ int chat_input_next(struct chat_input *in, struct text_buf *line, enum chat_even
     }
     line->size = 0;
     text_put(line, all.text);
-    if (!rc && *event == CHAT_END && all.size) *event = CHAT_LINE; /* the next call ends */
+    if (!rc && *event == CHAT_END && all.size) *event = CHAT_LINE; /* the end is reported by the next call */
     text_free(&all);
     return rc;
 }

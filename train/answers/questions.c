@@ -65,7 +65,7 @@ static int add_document(struct questions *qs, const struct run *r, int64_t d, co
     if (prompt_document(&row->prompt, r, ds->ids + first, begin, err)) return -1;
     snprintf(name, sizeof(name), "%lld", (long long)d);
     row->id = mem_strdup(name);
-    row->ends = mem_array(MT_MAX(row->prompt.n_ends, 1), sizeof(*row->ends)); /* the question moves in its list */
+    row->ends = mem_array(MT_MAX(row->prompt.n_ends, 1), sizeof(*row->ends)); /* a question may move in its list */
     memcpy(row->ends, row->prompt.ends, (size_t)row->prompt.n_ends * sizeof(*row->ends));
     row->q = (struct sample_request){.n = defaults->n,
                                      .params = defaults->params,

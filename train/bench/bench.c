@@ -1,12 +1,9 @@
-/* bench.c - trains a few steps of a published architecture with random weights in memory, and prints the time of each
- * part.
+/* bench.c - trains a few steps of a published architecture with random weights, and prints the time of each part.
  *
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
  *   bench ops    the time of each op of a smaller model: the first layers, as few as have every kind of layer but at
  *                least two (gpt-oss: one with a sliding window, one without), embedding, head and optimizer
  *   bench decode sampling: a step is one more token of every sequence, after --seq tokens in the KV cache
- *
- * (bench lora and bench dequant are in train/bench/bench_lora.c and bench_dequant.c.)
  *
  * All run the model's code on a batch of S packed sequences, so every op has the data, the cache state and the
  * neighbouring ops of a run. The time of each call of an op is its median over the measured steps. */
@@ -255,7 +252,7 @@ static int step(struct bench *b, struct err *err)
     return 0;
 }
 
-/* Reads the rows of every expert since the last call. keep: they are printed and counted in the floor. */
+/* Reads the rows of every expert since the last call. keep: to print them and to count them in the floor. */
 static void read_rows(struct bench *b, bool keep)
 {
     struct model *m = &b->run.model;
@@ -316,7 +313,6 @@ static void measure_sustained(struct bench *b)
     if (b->kind == BENCH_STEP && b->run.dev.ops->own_memory) b->sustained = prof_sustained_flops(&b->run.dev, seconds);
 }
 
-/* The floor of a step if products run at the sustained rate. */
 static double sustained_floor_ms(const struct bench *b)
 {
     struct roofs roofs = b->run.dev.roofs;
@@ -354,7 +350,7 @@ static void print_setup(const struct bench *b)
     printf("%s\n", profile_roofs(roofs, &r->dev));
 }
 
-/* Of a step; the last one's is not made yet. */
+/* Milliseconds per step of the updates on the CPU; that of the last step has not been made. */
 static double cpu_update_ms(const struct bench *b)
 {
     const struct adapters *ad = &b->run.model.adapters;

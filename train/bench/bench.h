@@ -1,5 +1,4 @@
-/* bench.h - `moetrain bench`: speed of training a published architecture on this machine, with random weights in
- * memory. */
+/* bench.h - `moetrain bench`: speed of training a published architecture on this machine, with random weights. */
 #ifndef MT_BENCH_H
 #define MT_BENCH_H
 
@@ -14,7 +13,7 @@ struct bench_options {
     bool json;
 };
 enum bench_kind { BENCH_STEP, BENCH_OPS, BENCH_DECODE };
-/* `bench step`, `bench ops` or `bench decode`. Prints to standard output. */
+/* Prints to standard output. */
 int bench_run(const struct bench_options *o, const struct config *cfg, enum bench_kind kind, struct err *err) MT_CHECK;
 
 #endif

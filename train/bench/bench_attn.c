@@ -29,7 +29,7 @@ static const struct heads {
     {"v4 1 in 4", 64, 1, 512, 512, true, .window = 128, .ratio = 4},
     {"v4 1 in 4, 512", 64, 1, 512, 512, true, .window = 128, .ratio = 4, .top = 512},
 };
-enum { AT_128 = 1 }; /* the row that the others are compared with */
+enum { AT_128 = 1 }; /* the row of head width 128, with which the others are compared */
 
 struct bench {
     struct bench_attn_options o;

@@ -104,7 +104,7 @@ static void put_result(struct bench_experts *b, const struct result *r)
 
 /* ---- the bench ---- */
 
-/* n_tok 0: measures the decoding of all experts. all_ms: the time of that, for comparison; 0 if n_tok is 0. */
+/* n_tok 0: decodes all experts. all_ms: the time of that, for comparison; 0 if n_tok is 0. */
 static double run_tokens(struct bench_experts *b, struct stack *k, int64_t n_tok, double all_ms)
 {
     const double n_exp = (double)k->s->n_exp, miss = 1 - (double)k->s->top_k / n_exp;

@@ -1,4 +1,4 @@
-/* bench_experts.c - shared by the benchmarks of products with experts: options, weights, adapters and routings. */
+/* bench_experts.c - see bench_experts.h. */
 #include "train/bench/bench_experts.h"
 
 #include <string.h>
@@ -10,7 +10,6 @@
 
 /* Models that have no preset in train/synth. */
 static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 512, false}};
-/* The architectures of --arch all. */
 static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b",
                                         "mixtral-8x7b",    "gpt-oss-20b",   "gpt-oss-120b"};
 /* In the order of BENCH_QUANTS. The nested absmax values are 0.02 to 0.06: the offset 0.04 plus 0.02 times a map value
@@ -110,7 +109,6 @@ static void *push_floats(struct device *dev, const float *values, int64_t n)
     return x.data;
 }
 
-/* Sets all n values to one value. */
 static void *push_constant(struct device *dev, float value, int64_t n)
 {
     float *host = mem_array(n, sizeof(float));

@@ -1,5 +1,5 @@
-/* bench_experts.h - `moetrain bench lora` and `moetrain bench dequant`: benchmarks of the expert kernels with the sizes
- * of published models. Declares what they share: random weights, adapters, routings. */
+/* bench_experts.h - `moetrain bench lora` and `moetrain bench dequant`: expert kernels with the sizes of published
+ * models. They share random weights, adapters and routings. */
 #ifndef MT_BENCH_EXPERTS_H
 #define MT_BENCH_EXPERTS_H
 
@@ -55,8 +55,8 @@ struct bench_experts {
     struct json_out rows; /* with --json: the JSON document being written */
 };
 
-/* Opens the device and measures its roofs. Options that were not given get defaults that fit the device, except quants.
- * name: the name of the bench in the JSON document. */
+/* Opens the device and measures its roofs. Options other than quants that were not given get defaults that fit the
+ * device. name: of the bench, for the JSON document. */
 int bench_experts_open(struct bench_experts *b, const char *name, const struct bench_experts_options *o,
                        struct err *err) MT_CHECK;
 const struct expert_quant *bench_quant(int64_t i); /* entry i of BENCH_QUANTS */

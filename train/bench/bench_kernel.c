@@ -1,5 +1,4 @@
-/* bench_kernel.c - what the benchmarks of kernels share: memory of the device, random tensors, times, and the JSON
- * document. */
+/* bench_kernel.c - see bench_kernel.h. */
 #include "train/bench/bench_kernel.h"
 
 #include <stdio.h>

@@ -18,8 +18,8 @@ int bench_reserve(struct device *dev, const struct device *plan, struct err *err
 void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64_t key);
 void bench_repeat(struct device *dev, struct tensor x, int64_t n); /* fills x with copies of its first n elements */
 
-/* Each of n_run steps has set `stride` marks. Returns the median time from mark `from` to mark `to` of a step. Waits
- * for the device. */
+/* Each of n_run steps has recorded `stride` device events. Returns the median time from event `from` to event `to` of a
+ * step. Waits for the device. */
 double bench_marked_ms(const struct device *dev, int64_t n_run, int stride, int from, int to);
 
 /* One call of an op: its median time, its FLOPs and its floor. */
@@ -27,15 +27,14 @@ struct bench_time {
     double ms, flops, floor_ms;
 };
 typedef void bench_fn(struct device *dev, const void *arg);
-/* Calls `run` BENCH_WARM_UP times, then n_run times (at most BENCH_RUNS), which it times. `prepare` runs before each
- * call and is not timed; it may be NULL. Both functions get arg. */
+/* Calls `run` BENCH_WARM_UP times, then n_run times (at most BENCH_RUNS), which it times. `prepare` (may be NULL) runs
+ * untimed before each call. */
 struct bench_time bench_time(struct device *dev, int64_t n_run, bench_fn *prepare, bench_fn *run, const void *arg);
 
 /* Begins the document of --json: an object that names the bench and the device. The caller adds further members. */
 void bench_json_begin(struct json_out *o, const char *name, const struct device *dev);
 void bench_json_print(struct json_out *o); /* closes the object, prints it and frees o */
-/* Ends a bench and closes dev. print: closes the open array of rows in the document, if there is a document, and prints
- * it. */
+/* Ends a bench and closes dev. print: closes the array of rows of the document, if there is one, and prints it. */
 void bench_end(struct device *dev, struct json_out *o, bool print);
 
 #endif

@@ -249,7 +249,6 @@ static void put_result(struct json_out *o, const struct result *r)
 
 /* ---- the bench ---- */
 
-/* Measures n_tok tokens with each lora rank. */
 static void run_tokens(struct bench_experts *b, struct layer *l, struct layer *planned, const struct expert_quant *q,
                        int64_t n_tok)
 {

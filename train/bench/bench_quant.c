@@ -58,7 +58,7 @@ static struct stacks push_stacks(struct device *dev, int64_t n_exp, int64_t n_ou
     return s;
 }
 
-/* On the stack that begins at expert `first`. */
+/* Works on the stack that begins at expert `first`. */
 static void run_work(struct device *dev, const struct work *w, int64_t first)
 {
     const struct stacks *s = w->s;
@@ -89,7 +89,7 @@ static void copy_lead(struct device *dev, const void *arg)
     dev->ops->copy(s->y.data, s->x.data, MT_MIN(tensor_bytes(s->x), LEAD));
 }
 
-/* Per stack. */
+/* Milliseconds per stack. */
 static double time_work(struct bench *b, const struct work *w)
 {
     return bench_time(&b->dev, b->n_run, copy_lead, run_stacks, w).ms / (double)w->s->n_turn;

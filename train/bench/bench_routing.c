@@ -145,7 +145,6 @@ static int upload(struct routing *r, int64_t l, const double *load, const struct
     return r->idx[l] ? 0 : err_set(err, "--routing: no memory for a table of %lld rows", (long long)n_row);
 }
 
-/* Tables of all layers with routed experts. */
 static int upload_all(struct routing *r, const char *name, const struct recorded *run, const struct arch *a,
                       struct err *err)
 {

@@ -17,8 +17,7 @@ struct routing {
 };
 
 /* name: router (nothing changes), balanced, zipf, one, or the output.dir of a run, whose shares of rows are used.
- * Replaces dev->ops until routing_close. model: the caller opens it later on dev. n_tok: tokens of a micro-batch. The
- * tables take 4 bytes per row and layer. */
+ * Replaces dev->ops until routing_close. model: the caller opens it later on dev. n_tok: tokens of a micro-batch. */
 int routing_open(struct routing *r, const char *name, struct device *dev, const struct arch *a,
                  const struct model *model, int64_t n_tok, struct err *err) MT_CHECK;
 void routing_close(struct routing *r); /* r may be zeroed */

@@ -18,8 +18,9 @@
  * Both CPU runs therefore use the device's experts, with gates from their own logits. `check` counts the tokens for
  * which f64 would choose other experts. For each it computes the logit difference between the best expert that the
  * device did not choose and the worst that it chose, in standard deviations of the token's logits. This difference may
- * be at most MARGIN times the bound of the router's input, of the layer or of the token. `check` compares the entries
- * that compressed attention chooses in the same way, by their scores. */
+ * be at most MARGIN times the bound for the error of the router's input, in the layer or for the token. In compressed
+ * attention each token chooses entries, each of which stands for several tokens; `check` compares these choices in the
+ * same way, by the scores of the entries. */
 #include "train/bench/check.h"
 
 #include <math.h>
@@ -106,7 +107,6 @@ static bool holds(const int32_t *set, int64_t n, int32_t id)
     return false;
 }
 
-/* Standard deviation of a token's logits. */
 static double spread(const double *logits, int64_t n)
 {
     double sum = 0, squares = 0;
@@ -319,8 +319,7 @@ static void capture_free(struct capture *c)
     *c = (struct capture){0};
 }
 
-/* Reads the chosen entries of all layers in which tokens choose: of layers where a document has more entries than a
- * token may see. */
+/* Reads the chosen entries of the layers in which tokens choose: a document has more entries than a token may see. */
 static void take_entries(struct model *m, struct capture *c, int64_t n_tok)
 {
     const struct compress_arch *a = &m->arch.compress;
@@ -533,7 +532,6 @@ static struct error compare(struct check *k, bool fp8, const float *got, const f
     return e;
 }
 
-/* The largest error of a column, for the summary. */
 struct worst {
     struct error e;
     int64_t layer;
@@ -612,7 +610,6 @@ static bool near_tie(const struct check *k, int64_t layer, int64_t token, double
            apart <= MARGIN * error_bound(k, k->quantised, k->got.h + at, k->near->h + at, k->want.h + at, d).allowed;
 }
 
-/* Prints the number of tokens that f64 would route to other experts, and whether rounding explains these choices. */
 static void print_routing(struct check *k, const double *allowed_h)
 {
     int64_t tokens = 0, rows = 0, bad = 0;
@@ -648,7 +645,6 @@ static bool near_entries(const struct check *k, int64_t layer, int64_t token)
                             .allowed;
 }
 
-/* Prints the number of tokens for which f64 would choose other entries, and whether rounding explains these choices. */
 static void print_entries(struct check *k)
 {
     int64_t rows = 0, bad = 0;
@@ -682,7 +678,6 @@ static void print_quality(struct check *k, int expert_dtype, const char *side, c
             error_of(c->grad, k->want.grad, n));
 }
 
-/* What FP8 products cost. */
 static void print_fp8(struct check *k)
 {
     const char *cpu = k->bf16 ? "CPU in bf16" : "CPU in f32";

@@ -1,6 +1,6 @@
 /* check_sampler.c - see check_sampler.h.
  *
- * Bounds of |difference| in nats.
+ * Bounds of |log-probability in training - log-probability in the sampler|, in nats.
  *
  * fp32, training with the sampler's experts: the largest difference is at most 1e-4. Training also has the sampler's
  * order of sums (steady_rows), so that only the sampler's ops differ, such as attention to a cache.
@@ -114,7 +114,8 @@ static void count(const struct check_sampler *k, struct flips *f, const uint16_t
 }
 
 /* Compares two training forwards over the tokens, divided into documents of PIECE tokens: one pass over all documents,
- * and one pass per document. The small passes are steady, so their products use the kernels of decoding. */
+ * and one pass per document. The small passes run with dev->steady_rows, so their products use the kernels of
+ * decoding. */
 static void compare_pieces(struct check_sampler *k, int64_t n, const int32_t *tok)
 {
     int32_t pos[MAX_LEN], cu[MAX_LEN + 1] = {0}, row[MAX_LEN];
@@ -212,8 +213,8 @@ static double mean_of(const struct difference *d) { return d->sum / (double)MT_M
 
 static double share_of(const struct flips *f) { return (double)f->other / (double)MT_MAX(f->n, 1); }
 
-/* Prints a difference with its bound, which is for the largest difference in fp32, for the mean otherwise. Returns
- * whether it is within the bound. */
+/* Prints a difference with its bound: of the largest in fp32, of the mean in bf16. Returns whether it is within the
+ * bound. */
 static bool tell(const struct check_sampler *k, const char *what, const struct difference *d, double allowed)
 {
     const bool f32 = is_f32(k);

@@ -27,7 +27,6 @@ const struct cli_file cli_files[] = {
 
 /* ---- pieces ---- */
 
-/* Appends " [--row N]" or similar to buf. */
 static void add(char *buf, int64_t cap, const char *open, const struct cli_row *row, const char *close)
 {
     const size_t used = strlen(buf);

@@ -3,7 +3,6 @@
 
 #include "train/cli/cli.h"
 
-/* Escapes text for roff. */
 static void put(FILE *out, const char *text)
 {
     for (const char *s = text; *s; s++) {

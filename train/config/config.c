@@ -1,8 +1,7 @@
-/* config.c - the configuration: the table of options, which INI reader, --set, help, dump and defaults read.
+/* config.c - the table of options, which INI reader, --set, help, dump and defaults read.
  *
  * A file is lines of `[section]`, `key = value` and comments (`;` or `#` first on the line). Comments after a value are
- * not supported: a value with " ;" or " #" is an error, so that neither a path is cut nor a comment becomes part of a
- * value. */
+ * not supported: a value with " ;" or " #" is an error. */
 #include "train/config/config.h"
 
 #include <ctype.h>
@@ -451,7 +450,7 @@ struct parse {
     struct config *config;
     const char *name, *text, *end;
     int line, key_line[MT_LEN(options)]; /* where each key was set; 0: not yet */
-    int named_line[2 * REWARDS_MOST];    /* the same of named keys, by their place in the list */
+    int named_line[2 * REWARDS_MOST];    /* as key_line, of keys of [reward], by their place in the list */
     char where[MT_PATH + 32];
     struct err *err;
     bool failed;

@@ -113,8 +113,8 @@ struct config {
         int format, loss_on, overlong, dropped; /* enum data_format, loss_on, overlong, chat_on_dropped */
         int special_text, sample_by;            /* enum special_text, sample_by */
         int eval_format;                        /* CFG_EVAL_FORMAT_SAME, or enum data_format + 1 */
-        int answers;  /* enum data_format of the rows of the objective that config_without_teacher reset; 0: any */
-        bool prompts; /* rows are prompts: it removed online RL */
+        int answers;  /* enum data_format of the rows, for an objective that config_without_teacher reset; 0: any */
+        bool prompts; /* rows are prompts: config_without_teacher reset online RL */
         int64_t seq_len, max_samples; /* 0: all */
         bool packing, shuffle, split_turns;
         char system[2048], chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
@@ -206,8 +206,8 @@ struct config {
 };
 
 void config_defaults(struct config *c);
-/* Reads an INI file into c; keys that the file lacks keep their values. Errors (unknown section or key, bad value, key
- * set twice) name file, line and the nearest known name. */
+/* Reads an INI file into c; keys that the file lacks keep their values. Errors: unknown section or key, bad value, key
+ * set twice. */
 int config_load(struct config *c, const char *path, struct err *err) MT_CHECK;
 /* As config_load, from memory; messages show `name` as the file. For tests and fuzzing. */
 int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
@@ -222,23 +222,22 @@ struct config_value {
     enum config_effect effect;
 };
 bool config_value(const struct config *c, int64_t i, struct config_value *v);
-/* Sets text to a correction of `name`, an option that does not exist but is a key, here or in another trainer
+/* Sets text to a correction of `name`, an unknown command-line option that is a key of moetrain or of another trainer
  * (peer_keys.h): "--set train.steps=3" for "steps", "train.steps" and "train-steps". value NULL: not given. False: no
  * such key. */
 bool config_suggest(const char *name, const char *value, char text[512]);
 /* The new name of a renamed key "section.key"; NULL: it was not renamed. */
 const char *config_renamed(const char *key);
-/* Checks that involve several keys: required keys, pairs that exclude each other. */
+/* Checks that involve several keys. */
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
-/* The [lora] section; its texts are those of c. */
+/* The [lora] section; its strings point into c. */
 struct lora_options config_lora(const struct config *c);
 /* For commands that do not train or evaluate: resets [objective], [distill], eval.best, and data.format if only
- * objectives read it. Rows of preferences, of rollouts and of prompts are still read in their form (`answers`,
- * `prompts`). */
+ * objectives read it. data.answers and data.prompts keep the form of the rows. */
 void config_without_teacher(struct config *c);
 /* For commands that generate: removes data sets and evaluations, and sets micro-batches of one sequence. */
 void config_without_data(struct config *c);
-/* The options that option `name` needs to have an effect: it needs one of this list, which a NULL key ends. With an
+/* Option `name` has an effect only if at least one option of this list, which a NULL key ends, has its value. With an
  * empty list it always has an effect. */
 struct config_need {
     const char *key, *value; /* value NULL: any but "none" */
@@ -255,8 +254,7 @@ bool config_is_online(const struct config *c);
 bool config_quantises(const struct config *c);
 /* Warns of keys without effect whose values are not the defaults. */
 void config_warn_unused(const struct config *c);
-/* Parses train.profile, first:last; "" is no profile, and sets both to 0. Error: it has another form, or not 1 <= first
- * <= last. */
+/* Parses train.profile, first:last; "" (no profile) sets both to 0. Error: another form, or not 1 <= first <= last. */
 int config_profile(const char *range, int64_t *first, int64_t *last, struct err *err) MT_CHECK;
 /* parallel.gpus; 0: auto. */
 int64_t config_gpus(const struct config *c);

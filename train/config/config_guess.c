@@ -1,5 +1,5 @@
-/* config_guess.c - recognises files and directories that were given in place of a configuration or a model: by the
- * entries of a directory, the first bytes of a file, then the end of its name. */
+/* config_guess.c - see config_guess.h. A directory is recognised by its entries, a file by its first bytes, then by the
+ * end of its name. */
 #include "train/config/config_guess.h"
 
 #include <stdio.h>

@@ -4,10 +4,10 @@
 
 #include "kernels/base.h"
 
-/* If path is data, a model, an adapter or a run: fills err, which says so and names the configuration key for it.
- * False: it is none of these, and err is unchanged. */
+/* If path is data, a model, an adapter or a run, err says so and names the configuration key for it. False: it is none
+ * of these; err is unchanged. */
 bool config_guess_for_config(const char *path, struct err *err);
-/* The same for a path given as the model; recognises a file of weights, an adapter, a run. */
+/* As config_guess_for_config, for a path given as the model; recognises a file of weights, an adapter, a run. */
 bool config_guess_for_model(const char *path, struct err *err);
 /* Whether path names a model: hub:OWNER/NAME, or a directory with one. */
 bool config_names_model(const char *path);

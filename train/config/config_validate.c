@@ -46,7 +46,7 @@ struct lora_options config_lora(const struct config *c)
                                  .layers = c->lora.layers};
 }
 
-/* Refuses values of only commas and blanks, which later code would treat as empty. */
+/* Refuses values of only commas and blanks. */
 static int validate_lists(const struct config *c, struct err *err)
 {
     const struct {
@@ -119,7 +119,6 @@ static int validate_optimizer(const struct config *c, struct err *err)
     return 0;
 }
 
-/* Spelling of the values that are small languages. */
 static int validate_texts(const struct config *c, struct err *err)
 {
     const struct lora_options lora = config_lora(c);

@@ -1,4 +1,4 @@
-/* peer_keys.c - keys of other trainers and the keys of moetrain for them, in one table. */
+/* peer_keys.c - see peer_keys.h. */
 #include "train/config/peer_keys.h"
 
 #include <stdio.h>

@@ -11,7 +11,7 @@ struct peer_key {
     const char *note; /* difference in unit or meaning; NULL: none */
 };
 
-/* Whether both are one name; '-' in `given` counts as '_'. */
+/* Whether given and key are one name; '-' in `given` counts as '_'. */
 bool peer_key_same(const char *given, const char *key);
 /* By peer_key_same; NULL: unknown. */
 const struct peer_key *peer_key_find(const char *name);

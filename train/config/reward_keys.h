@@ -32,9 +32,9 @@ struct reward_key {
     enum reward_kind kind;
     struct words words; /* the words of the value. The first word is the kind. COMMAND: the others are program and
                            arguments. JUDGE: the second is the address */
-    const char *model, *prompt, *key; /* JUDGE: files but the first; NULL: not given */
+    const char *model, *prompt, *key; /* JUDGE: a name and two files; NULL: not given */
     /* arguments KEY=VALUE of built-in rewards */
-    const char *reference, *pattern; /* a column of the row, NULL: none; REGEX */
+    const char *reference, *pattern; /* reference: a column of the row, NULL: none; pattern: REGEX */
     const char *schema;              /* JSON: a file; then the default of reference is none */
     bool ignore_case;                /* EXACT, REGEX */
     double tolerance;                /* LAST_NUMBER */

@@ -5,8 +5,8 @@
 #include "kernels/base.h"
 
 /* Blanks separate words, except in '...' and "..."; '' and "" are empty words. Outside '...' a backslash before a
- * blank, a quote or a backslash stands for that character; other backslashes are kept. No other character is special:
- * there are no variables, patterns, ~ or pipes. */
+ * blank, a quote or a backslash stands for that character; other backslashes are kept. No other character is
+ * special. */
 struct words {
     char **words; /* [n], then NULL */
     int64_t n;

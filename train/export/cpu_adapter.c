@@ -1,4 +1,4 @@
-/* cpu_adapter.c - adapters on the CPU in f32. */
+/* cpu_adapter.c - see cpu_adapter.h. */
 #include "train/export/cpu_adapter.h"
 
 #include <math.h>
@@ -88,7 +88,6 @@ static void scale_rows(const struct cpu_adapter *h, const struct lora_param *b, 
     }
 }
 
-/* Computed with the transpose of A. */
 void cpu_adapter_add(const struct cpu_adapter *h, struct device *dev, const struct lora_param *a,
                      const struct lora_param *b, int64_t e, const int64_t *rows, int64_t n_row, float *w, int64_t n_in)
 {

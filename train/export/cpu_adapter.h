@@ -4,7 +4,6 @@
 
 #include "model/lora.h"
 
-/* Adapters on the CPU in f32, not trained. */
 struct cpu_adapter {
     struct device dev;
     struct adapters ad;

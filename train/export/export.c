@@ -37,7 +37,6 @@ static int find_format(struct export *x, const char *format, struct err *err)
                    format, near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
-/* The type of the matrices of gguf-model. */
 static int find_type(struct export *x, const char *quantize, struct err *err)
 {
     static const char *const names[] = {"q8_0", "q4_0", "f16", "f32"};
@@ -114,7 +113,6 @@ static int write_format(struct export *x, struct err *err)
     MT_REQUIRE(false, "format %d", (int)x->format);
 }
 
-/* README.md from the adapter's. */
 static int write_card(const struct export *x, struct err *err)
 {
     char from[MT_PATH];
@@ -210,14 +208,14 @@ static int check_base(struct export *x, struct err *err)
     return 0;
 }
 
-/* check_base before anything is written. run_fingerprint reads only a sample of the weights. */
+/* Calls check_base before anything is written, with hashes of only a sample of the weights (run_fingerprint). */
 static int check_base_soon(struct export *x, struct err *err)
 {
     uint64_t fingerprint;
     return run_fingerprint(&x->run, &fingerprint, err) || check_base(x, err) ? -1 : 0;
 }
 
-/* The verification has read all weights. */
+/* Calls check_base after the verification, which has read all weights. */
 static int verify(struct export *x, struct err *err) { return verify_export(x, err) || check_base(x, err) ? -1 : 0; }
 
 /* Opens everything that the export needs; cheap checks first. x->tmp: the export to verify, or "". */

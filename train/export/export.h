@@ -1,6 +1,4 @@
-/* export.h - `moetrain export`: converts a trained adapter for another program and verifies it before the output
- * appears.
- */
+/* export.h - `moetrain export`: converts a trained adapter for another program and verifies the result. */
 #ifndef MT_EXPORT_H
 #define MT_EXPORT_H
 

@@ -1,4 +1,4 @@
-/* export_card.c - README.md of an export: the adapter's model card, with the section "Use" of the export's format. */
+/* export_card.c - see export_card.h. */
 #include "train/export/export_card.h"
 
 #include <stdlib.h>
@@ -9,7 +9,6 @@
 
 static const char use[] = "\n## Use\n", title[] = "# LoRA adapter for ", library[] = "\nlibrary_name: peft\n";
 
-/* vLLM accepts only these lora ranks. */
 static int64_t vllm_rank(int64_t rank)
 {
     static const int64_t ranks[] = {8, 16, 32, 64, 128, 256, 320, 512};

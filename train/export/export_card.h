@@ -4,8 +4,8 @@
 
 #include "train/export/export_job.h"
 
-/* Returns the adapter's model card with the section "Use", the library and the title of the format. adapter NULL: the
- * adapter has no card. warns: peft_config_warns. The caller frees the text (mem_free). */
+/* Returns the adapter's model card with the section "Use", the library and the title of the format; mem_free it.
+ * adapter NULL: the adapter has no card. warns: peft_config_warns. */
 char *export_card(const char *adapter, enum export_format format, const char *base_model, const struct arch *a,
                   int64_t max_rank, bool warns);
 

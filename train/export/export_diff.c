@@ -1,4 +1,4 @@
-/* export_diff.c - the parts of an adapter that an export lost or changed. */
+/* export_diff.c - see export_diff.h. */
 #include "train/export/export_diff.h"
 
 #include <stdarg.h>

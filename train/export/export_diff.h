@@ -12,7 +12,6 @@ struct rounded {
     double delta2, arrived, step2;
 };
 
-/* Parts of the adapter that differ in the export. */
 struct export_diff {
     FILE *report;
     int64_t n;              /* parts: a matrix of an expert, or of attention */

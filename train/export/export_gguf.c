@@ -45,7 +45,6 @@ struct file {
 
 static int64_t value_cols(const struct arch *a) { return a->delta.shape.n_value * a->delta.shape.value_dim; }
 
-/* The number of rows of B that a tensor has. */
 static int64_t row_count(const struct arch *a, const struct lora_param *p, enum rows rows)
 {
     if (rows >= ROWS_EVEN && rows <= ROWS_SECOND) return p->rows / 2;

@@ -1,9 +1,9 @@
 /* export_gguf_model.c - the whole model with the adapter merged as one GGUF file: W + scale * B A, tensor by tensor.
  *
- * Values are those of the weights that the trainer loads, so every checkpoint format can be exported. One layer is in
- * memory at a time, with one expert's matrix decoded. After quantisation-aware training for MXFP4, experts of gpt-oss
- * have the codes that training read. Otherwise MXFP4 experts have the nearest codes; a code of the source stays if no
- * other is nearer (kernels/format/quant.h, quant_mxfp4_merge). */
+ * Values are those of the weights that the trainer loads, one layer and one decoded expert at a time. After
+ * quantisation-aware training for MXFP4, experts of gpt-oss have the codes that training read. Otherwise MXFP4 experts
+ * have the nearest codes; a code of the source stays if no other is nearer (kernels/format/quant.h,
+ * quant_mxfp4_merge). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -198,7 +198,6 @@ static struct weights_source source_of(const struct export *x)
     return (struct weights_source){.arch = &x->run.arch, .st = &x->run.st};
 }
 
-/* Memory for the largest layer, the embedding, the head. */
 static int reserve(struct model_file *f, struct err *err)
 {
     struct export *x = f->x;

@@ -28,9 +28,9 @@ const char *export_format_name(enum export_format f); /* "peft", ..., "gguf-mode
 /* The format of the matrices that the export quantises; WF_NONE: none. */
 enum weight_format export_format_packs(enum export_format f);
 
-/* What the user accepts, with a warning. force: no held-out rows, so that the verification compares only the values; a
- * merge with another base model. rounding: outputs that differ more than allowed, if every weight is base + adapter,
- * rounded to a format that training did not use. */
+/* What the user accepts, with a warning. force: an export without held-out rows, whose verification compares only the
+ * values; a merge with another base model. rounding: outputs that differ more than allowed, if every weight is base +
+ * adapter, rounded to a format that training did not use. */
 struct export_accept {
     bool force, rounding;
 };

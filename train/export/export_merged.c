@@ -1,11 +1,10 @@
 /* export_merged.c - the checkpoint with the adapter merged: W + scale * B A, tensor by tensor in the published layout.
  *
  * A tensor without adapter and with the same layout in source and export is copied byte by byte. All others are
- * computed from the weights that the trainer loads (model/weights.h), so every checkpoint format can be merged. One
- * layer is in memory at a time, with one expert's matrix decoded. merged-bf16 has no packed weights. merged-mxfp4 has
- * the experts of gpt-oss in MXFP4, and DeepSeek-V4 in its published layout, MXFP4 experts and other matrices in FP8.
- * The codes are those that training read after quantisation-aware training (export_quant.h), otherwise the nearest
- * codes (kernels/format/quant.h, quant_mxfp4_merge). */
+ * computed from the weights that the trainer loads (model/weights.h), one layer and one decoded expert at a time.
+ * merged-bf16 has no packed weights. merged-mxfp4 has the experts of gpt-oss in MXFP4, and DeepSeek-V4 in its published
+ * layout, MXFP4 experts and other matrices in FP8. The codes are those that training read after quantisation-aware
+ * training (export_quant.h), otherwise the nearest codes (kernels/format/quant.h, quant_mxfp4_merge). */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -134,8 +133,8 @@ static const struct st_tensor *as_it_is(const struct merge *m, const char *name,
     return t && weight_is_dense(w->format) && t->dtype != DT_U8 && t->dtype != DT_NONE ? t : NULL;
 }
 
-/* Adds the tensors of codes and scales of the matrix or stack `name`, in the layout of `how`. copied: the tensors are
- * copied from the source. Returns false, and adds nothing, if the source then has another layout. */
+/* Adds the tensors of codes and scales of the matrix or stack `name`, in the layout of `how`. copied: copies them from
+ * the source; returns false, and adds nothing, if the source has another layout. */
 static bool add_codes(struct merge *m, const char *name, int64_t n_in, struct made how, bool copied)
 {
     const struct stored_tensor *t = how.layout->plane;
@@ -162,7 +161,6 @@ static bool add_codes(struct merge *m, const char *name, int64_t n_in, struct ma
     return true;
 }
 
-/* Adds X.input_scale of X.weight if training quantised the inputs of p. */
 static void add_input_scale(struct merge *m, const char *weight, const struct proj *p)
 {
     const struct fakequant *f = &m->x->qat.opt.inputs;
@@ -191,8 +189,8 @@ static const struct stored_layout *layout_of(const struct merge *m, const char *
     return f->block ? &stored_as_nvfp4 : &stored_as_fp8;
 }
 
-/* Adds a tensor that is computed from p. how: its rows, its part of the product, its experts. target LORA_TARGETS: the
- * tensor cannot have an adapter. */
+/* Adds a tensor that is computed from p. `how` says which rows and experts of p it has, and in which form. target
+ * LORA_TARGETS: it cannot have an adapter. */
 static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
                        struct made how)
 {
@@ -224,7 +222,6 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
     }
 }
 
-/* The experts' products. */
 static size_t proj_at(enum lora_target t)
 {
     return t == LORA_UP ? offsetof(struct layer_weights, up) : offsetof(struct layer_weights, down);
@@ -253,7 +250,6 @@ static void add_stack(struct merge *m, int64_t l, const char *rest, const struct
             (struct made){.which = target == LORA_UP ? UP_BIAS : DOWN_BIAS, .layer = l};
 }
 
-/* A tensor per expert. */
 static void add_each(struct merge *m, int64_t l, const char *pattern, const struct proj *p, enum lora_target target,
                      int64_t row, int64_t n_row)
 {

@@ -68,7 +68,7 @@ void export_packed_config(struct json_out *o, bool nvfp4, bool inputs, const cha
     put_names(o, "targets", (const char *const[]){"Linear"}, 1);
     put_numbers(o, "weights", nvfp4 ? 4 : 8, nvfp4 ? NULL : "tensor", false);
     if (nvfp4 && inputs) put_numbers(o, "input_activations", 4, NULL, false);
-    if (!nvfp4) put_numbers(o, "input_activations", 8, "tensor", !inputs); /* vLLM has no FP8 experts without */
+    if (!nvfp4) put_numbers(o, "input_activations", 8, "tensor", !inputs); /* vLLM requires them for FP8 experts */
     json_out_close(o, '}');
     json_out_close(o, '}');
     put_names(o, "ignore", ignore, n);

@@ -77,7 +77,7 @@ const char *export_quant_exact(const struct arch *a, const struct safetensors *s
     return NULL;
 }
 
-/* Ends a warning about this export. */
+/* Returns the end of a warning: what to do instead. */
 static const char *advice(char text[80], const struct export *x, const struct qat_options *run)
 {
     const char *exact = export_quant_exact(&x->run.arch, &x->run.st, run);

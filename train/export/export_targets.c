@@ -1,7 +1,7 @@
 /* export_targets.c - which families and which adapters the readers of a format support.
  *
- * A reader that loads an adapter but does not apply some targets runs another model, without an error. So `export`
- * refuses such adapters. vLLM 0.33 splits kv_b_proj in two when it loads the model (model_executor/layers/attention/
+ * A reader that does not apply some targets of an adapter runs another model, without an error. So `export` refuses
+ * such adapters. vLLM 0.33 splits kv_b_proj in two when it loads the model (model_executor/layers/attention/
  * mla_attention.py, split_kv_b_proj), and never calls the module that has its adapter. It calls all targets of
  * DeepSeek-V4 (models/deepseek_v4/attention.py, nvidia/ops/o_proj.py), except wo_a and the compressors, which have no
  * adapters in moetrain. Some releases load adapters of Gemma-4's experts and do not apply them (vllm issues 41754,

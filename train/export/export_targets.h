@@ -11,7 +11,7 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
 int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad,
                          struct err *err) MT_CHECK;
 /* Which exports refuse some of the trained targets, and which hold all. False: no export refuses any, and text is "".
- * Formats without this family are not in it. */
+ * It omits formats that do not have this family. */
 #define EXPORT_NOTE_TEXT 1024
 bool export_targets_note(char text[EXPORT_NOTE_TEXT], const struct arch *a, const struct adapters *ad);
 

@@ -1,6 +1,5 @@
-/* found_format.c - the format of an existing export. A vLLM directory of fused experts is a PEFT directory too; other
- * vLLM directories lack PEFT's key target_parameters. The tensors of the experts show the format of a merged
- * checkpoint. */
+/* found_format.c - see found_format.h. A vLLM directory of fused experts is a PEFT directory too; other vLLM
+ * directories lack PEFT's key target_parameters. The tensors of the experts show the format of a merged checkpoint. */
 #include "train/export/found_format.h"
 
 #include <string.h>

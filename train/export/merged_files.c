@@ -1,5 +1,4 @@
-/* merged_files.c - the files of a merged checkpoint other than its weights: config.json with the quantisation of the
- * export, and copies of the other files of the source. */
+/* merged_files.c - see merged_files.h. */
 #include "train/export/merged_files.h"
 
 #include <stdio.h>
@@ -153,7 +152,6 @@ static bool is_template(const char *name)
            !strcmp(name, CHAT_TEMPLATES_DIR);
 }
 
-/* Copies tokenizer, chat templates, generation_config.json, licence. */
 typedef int beside_fn(const struct export *x, const char *name, const struct file_map *map, void *arg, struct err *err);
 static int each_of(const struct export *x, const char *below, beside_fn *job, void *arg, struct err *err)
 {

@@ -1,4 +1,4 @@
-/* verify.c - compares trainer and export as models over held-out rows, layer by layer.
+/* verify.c - compares trainer and export as models over held-out rows.
  *
  * Seven models run together: the base model; the trained model with the whole adapter, with its attention part, with
  * its experts part; the export with the same three. For each layer the weights are loaded, all seven hidden states are
@@ -29,7 +29,7 @@
 enum { MAX_TOKENS = 256, HEAD_ROWS = 64 };
 #define MOST_LOST 0.5 /* warn when rounding loses more of the change to the experts */
 enum part { PART_ALL, PART_ATTENTION, PART_EXPERTS, PARTS };
-enum { SIDES = 1 + 2 * PARTS }; /* base; trainer's parts; export's parts */
+enum { SIDES = 1 + 2 * PARTS }; /* base; trainer with each part; export with each part */
 
 static const char *const part_names[PARTS] = {"whole adapter", "attention only", "experts only"};
 
@@ -48,7 +48,7 @@ struct kl {
 struct stream {
     struct export *x;
     const struct cpu_adapter *read; /* adapter formats */
-    struct merged *merged;          /* the others; NULL */
+    struct merged *merged;          /* of the other formats, else NULL */
     struct weights_source from[2];  /* the base model, the export */
     struct base_hash hash;          /* of the base model */
     struct export_diff *diff;
@@ -143,7 +143,6 @@ static void push_state(struct stream *s)
 
 /* ---- forward pass ---- */
 
-/* Copies the weights of the feed-forward network. */
 static void copy_ffn(struct layer_weights *to, const struct layer_weights *from)
 {
     to->ffn_norm = from->ffn_norm, to->ffn_post = from->ffn_post;
@@ -366,7 +365,6 @@ static int run_all(struct stream *s, struct err *err)
     return run_embed(s, err) || run_layers(s, err) || run_head(s, err) ? -1 : 0;
 }
 
-/* Plans and allocates the arenas, then runs. */
 static int run_measured(struct stream *s, struct err *err)
 {
     struct device *dev = &s->dev, *cpu = &s->x->run.dev;
@@ -405,8 +403,8 @@ static int stream_run(struct stream *s, struct err *err)
 
 /* ---- the verdict ---- */
 
-/* Whether training quantised all adapted weights of the part. With quant.targets = experts it reads shared experts and
- * dense layers unquantised, and the export rounds their merged weights to bf16. */
+/* Whether training quantised all adapted weights of a part, attention or experts. With quant.targets = experts training
+ * reads shared experts and dense layers unquantised, and the export rounds their merged weights to bf16. */
 static bool is_quantised(const struct stream *s, int part)
 {
     const struct adapters *ad = &s->x->adapter.ad;

@@ -8,8 +8,7 @@
 
 /* Reads x->tmp and compares it twice. First value by value: adapters must be equal, merged weights within rounding.
  * Then as a model: KL(trained model || export) over held-out rows for the whole adapter, attention only and experts
- * only, with one layer in memory at a time. Prints a table to x->report. Sets the hashes of x->run.base if it reads the
- * weights. An error names the first part that differs, or the KL that is too large. */
+ * only. Prints a table to x->report. Sets the hashes of x->run.base if it reads the weights. */
 int verify_export(struct export *x, struct err *err) MT_CHECK;
 
 /* ---- verify_adapter.c and verify_merged.c ---- */
@@ -29,14 +28,14 @@ struct merged {
 };
 int merged_open(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
 void merged_close(struct merged *m);
-/* verify_gguf.c: merged_open for gguf-model; call merged_close also after an error. The functions below replace the
- * values of the base model by those of the file. */
+/* verify_gguf.c: merged_open for gguf-model; call merged_close also after an error. The merged_read functions replace
+ * the values of the base model by those of the GGUF file. */
 int merged_open_gguf(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
 void merged_read_layer(const struct merged *m, struct device *dev, struct layer_weights *lw, int64_t layer);
 void merged_read_embed(const struct merged *m, struct device *dev, struct weight *embed);
 void merged_read_head(const struct merged *m, struct device *dev, struct weight *head, struct tensor *norm);
-/* verify_inputs.c: checks the scales of quantised inputs in `st`, if training quantised inputs. Error: there are no
- * magnitudes. */
+/* verify_inputs.c: checks the scales of quantised inputs in `st`, if training quantised inputs. Error: the adapter has
+ * no file of magnitudes (amax_file.h). */
 int verify_inputs(const struct export *x, const struct safetensors *st, struct export_diff *l,
                   struct err *err) MT_CHECK;
 /* Checks that every weight of a layer is base + adapter within rounding, and that quantised weights have the bits that

@@ -109,8 +109,7 @@ static bool parse_name(const struct arch *a, const char *name, struct gguf_name 
 }
 
 /* The number in the checkpoint of llama.cpp's row or column `at`. The last of the `rows` rows are value heads of gated
- * DeltaNet, with `dim` rows each. A checkpoint has the value heads of a key head together; llama.cpp has the first
- * value head of every key head, then the second of each. */
+ * DeltaNet, with `dim` rows each, ordered as gguf_names_value_row says. */
 static int64_t value_place(const struct delta_shape *s, int64_t dim, int64_t at, int64_t rows)
 {
     const int64_t keys = s->n_key, per_key = s->n_value / keys, before = rows - keys * per_key * dim;

@@ -1,5 +1,5 @@
-/* verify_inputs.c - checks the scales of quantised inputs in a merged checkpoint: every quantised matrix must have a
- * scale, computed from the magnitudes beside the adapter. */
+/* verify_inputs.c - scales of quantised inputs in a merged checkpoint: every quantised matrix must have one, computed
+ * from the magnitudes beside the adapter. */
 #include <stdio.h>
 #include <string.h>
 

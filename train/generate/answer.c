@@ -62,7 +62,6 @@ static int64_t find_seen(const struct answer *a, int32_t id)
     return low;
 }
 
-/* The entry of id, new if there is none. */
 static struct sample_edit *edit_of(struct answer *a, int32_t id)
 {
     const int64_t at = find_seen(a, id);

@@ -20,8 +20,8 @@ struct answer_text {
 };
 
 void answer_text_begin(struct answer_text *a); /* empties it, after its first members were set */
-/* Adds the text of a token. True: the token completes a stop string, and the text has ended. If it completes several
- * stop strings, the one that ends first counts; of several that end at the same byte, the first of the list. */
+/* Adds the text of a token. True: the token completes a stop string, and the text has ended. Of several stop strings
+ * the one that ends first counts, then the first of the list. */
 bool answer_text_add(struct answer_text *a, int32_t id);
 void answer_text_end(struct answer_text *a); /* no more tokens: an incomplete character becomes U+FFFD */
 void answer_text_free(struct answer_text *a);

@@ -17,7 +17,7 @@
 enum {
     PASS_TOK = 8192, /* tokens of a pass; longer prompts need further chunks of PLAN_CHUNK tokens each */
     PREFILL_WAIT = 8,
-    SPARE_SEQS = 8,   /* 1 of this number of sequences is reserved for short requests of groups that have none */
+    SPARE_SEQS = 8,   /* 1 / SPARE_SEQS of the sequences are for short requests of users that have none */
     MOST_PASSED = 64, /* requests that begin before an earlier one, which lacks room */
     MOST_BLOCKED = 8, /* requests without room after which a step looks for no other */
 };
@@ -79,7 +79,7 @@ struct engine {
         *prompt;       /* [n_seq] for each sequence of the pass: the request whose prompt it is; NULL: it is a sample */
     int64_t n_routing; /* experts of a token in all layers that choose */
     uint16_t *routing; /* [n_tok, n_routing] of the pass; NULL: opened without */
-    bool records;      /* a request of the pass asks for them */
+    bool records;      /* a request of the pass asks for experts */
     struct live **drawn; /* [n_seq] the samples of the rows */
     struct sample_row *rows;
     struct sample_edit *edits;
@@ -224,7 +224,7 @@ static int64_t acts_bytes(struct engine *e, const struct adapters *ad)
     return dry.work.peak;
 }
 
-/* Reserves its memory and reads it. */
+/* Reserves memory for the adapter and reads it. */
 static int fill_loaded(struct engine *e, struct loaded *l, const char *dir, struct err *err)
 {
     struct run *r = e->run;
@@ -362,7 +362,6 @@ static void drop_sequence(struct engine *e, const struct request *q, int seq)
     count_sequence(e, q, -1);
 }
 
-/* Ends sample i of the batch. */
 static void end_live(struct engine *e, int64_t i)
 {
     struct live l = e->live[i];
@@ -467,9 +466,9 @@ static bool begin_sample(struct engine *e, struct request *q)
 
 static int64_t sequences_of(const struct request *q) { return q->rules.q.group ? q->rules.q.group->n_seq : 0; }
 
-/* Whether the request must wait because it is long, or its group already has sequences: the last 1 / SPARE_SEQS of all
- * sequences are for short requests of other groups. A further sample of a request that has begun waits only while some
- * sample runs, so that it cannot wait for ever. */
+/* Whether the request must wait because it is long, or its user (struct sample_group) already has sequences: the last 1
+ * / SPARE_SEQS of all sequences are for short requests of other users. A further sample of a request that has begun
+ * waits only while some sample runs, so that it cannot wait for ever. */
 static bool leaves_rest(const struct engine *e, const struct request *q)
 {
     const bool rest = e->n_taken >= e->opt.n_seq - e->opt.n_seq / SPARE_SEQS;
@@ -478,7 +477,7 @@ static bool leaves_rest(const struct engine *e, const struct request *q)
 }
 
 /* Among the requests whose next sample can begin, and with `prompts` also those whose prompt can begin, the first
- * request of the group with the fewest sequences. */
+ * request of the user (struct sample_group) with the fewest sequences. */
 static struct request *next_to_begin(const struct engine *e, bool prompts)
 {
     struct request *best = NULL;
@@ -552,7 +551,6 @@ static void push_prompts(struct engine *e, int adapter, bool later)
     }
 }
 
-/* The next token of every sample. */
 static void push_samples(struct engine *e, int adapter)
 {
     for (int64_t i = 0; i < e->n_live; i++) {
@@ -596,7 +594,8 @@ static bool decodes(const struct engine *e, int adapter)
 }
 
 /* Chooses the adapters of the pass: `adapter`, and others whose sequences decode in the same pass. If all have room,
- * their order is the same in each pass; the set of adapters is then reused, and a recorded pass can be replayed. */
+ * their order is the same in each pass; the set of adapters is then reused, and the CUDA graph of a pass can be
+ * replayed. */
 static void choose_beside(struct engine *e, int adapter)
 {
     const struct adapters *of[LORA_SET];
@@ -652,7 +651,7 @@ static bool fill_pass(struct engine *e, int adapter, bool *decode)
     if (e->n_tok) return true;
     *decode = true;
     push_decoding(e, adapter);
-    if (wait && !e->n_tok) { /* only others decode */
+    if (wait && !e->n_tok) { /* only sequences of other adapters decode */
         *decode = false;
         push_prompts(e, adapter, false);
     }

@@ -3,9 +3,9 @@
  * A request is a prompt and n samples of it, which share the cache of the prompt. engine_step makes one forward pass:
  * over the first tokens of prompts, or over the next token of every sequence and the next chunk of long prompts. A
  * sample begins when there is room for all tokens that it may have (max_tokens). So a sample that has begun always
- * finishes, and no token is computed twice. Requests begin in their order, with three exceptions: the waiting group
- * with the fewest sequences is first, the last sequences are for short requests of groups that have none, and some
- * later requests begin before one that has no room.
+ * finishes, and no token is computed twice. Requests begin in their order, with three exceptions: the user (struct
+ * sample_group) with the fewest sequences is first, the last sequences are for short requests of users that have none,
+ * and some later requests begin before one for which there is no room.
  *
  * Sequences with different adapters, and those with the base model, decode in one pass: up to LORA_SET adapters.
  * Adapters with DoRA, and all adapters with expert parallelism or fake quantisation, take turns, pass by pass. Prompts
@@ -17,9 +17,8 @@
  *
  * One thread calls all functions; callbacks run inside engine_step and may call engine_add and engine_cancel.
  *
- * With several ranks, all ranks call the functions in the same order, and get equal tokens. If the engine was opened
- * with `apart`, only the ranks of an expert-parallel group must do so; without expert parallelism each rank is a
- * group. */
+ * With several ranks, all ranks call the functions in the same order, and get equal tokens. With `apart` this holds
+ * within each expert-parallel group; without expert parallelism each rank is a group. */
 #ifndef MT_ENGINE_H
 #define MT_ENGINE_H
 
@@ -35,7 +34,7 @@ struct engine_options {
     int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
     bool routing;      /* requests may ask for the experts of their tokens */
     bool keeps;        /* sequences stay in the cache for requests that begin with their tokens (kept.h) */
-    bool apart;        /* groups of expert-parallel ranks have requests of their own */
+    bool apart;        /* each expert-parallel group of ranks has separate requests */
 };
 
 /* Sizes, for run.generation: n_seq sequences whose prompts have at most `longest` tokens each, and prompt_tok tokens

@@ -1,5 +1,4 @@
-/* engine_work.h - requests that are known before the model is opened: the engine's sizes for them, and lines of
- * progress. */
+/* engine_work.h - requests that are known before the model is opened: the engine's sizes for them, and progress. */
 #ifndef MT_ENGINE_WORK_H
 #define MT_ENGINE_WORK_H
 
@@ -13,13 +12,14 @@ struct engine_work {
     double start, told;
 };
 void engine_work_add(struct engine_work *w, const struct sample_request *q);
-/* Sets data.seq_len and run.generation. Halves the number of sequences until there is room for their states and
- * windows, and for the pages of one sequence of the greatest length. adapter: the adapter's directory, or NULL. */
+/* Sets data.seq_len and run.generation. Halves the number of sequences until their recurrent states and attention
+ * windows fit, and the cache pages of one sequence of the greatest length. adapter: the adapter's directory, or
+ * NULL. */
 int engine_work_fit(const struct engine_work *w, struct run *r, struct config *cfg, const char *adapter,
                     struct err *err) MT_CHECK;
 void engine_work_begin(struct engine_work *w);
-/* Prints a line of progress every ten seconds, and a last one. done: samples that are complete now; known: samples that
- * were complete at the start. */
+/* Prints a line of progress every ten seconds, and a last one. done: complete samples; known: those complete at the
+ * start. */
 void engine_work_tell(struct engine_work *w, const struct engine *e, int64_t known, int64_t done, bool last);
 
 #endif

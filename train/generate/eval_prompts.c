@@ -1,4 +1,4 @@
-/* eval_prompts.c - eval.prompts. */
+/* eval_prompts.c - see eval_prompts.h. */
 #include "train/generate/eval_prompts.h"
 
 #include <string.h>

@@ -27,9 +27,8 @@ struct eval_prompts {
 int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err) MT_CHECK;
 /* Sizes to answer all prompts at once, for run.generation. */
 struct plan_generation eval_prompts_sizes(const struct eval_prompts *s);
-/* Generates greedy answers, several prompts at once; all ranks call it. The first rank writes them to m (NULL on
- * others) in the order of the prompts. Logits that are not finite give a warning. False: stop() was true on any rank,
- * and no answer is written. */
+/* Generates greedy answers; all ranks call it. The first rank writes them to m (NULL on others) in the order of the
+ * prompts. Warns of logits that are not finite. False: stop() was true on any rank, and no answer is written. */
 bool eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void));
 void eval_prompts_close(struct eval_prompts *s);
 

@@ -260,7 +260,6 @@ static int match_output(struct generate_rows *g, struct line_reader *out, int64_
     return more < 0 ? -1 : rc;
 }
 
-/* Compares an existing output with its record and with the rows. */
 static int check_output(struct generate_rows *g, int64_t *keep, struct err *err)
 {
     const bool known = g->record.saved && (file_size(g->o->output) || g->later.n);
@@ -417,7 +416,7 @@ static int sync_output(const struct generate_rows *g, struct err *err)
     return fsync(g->fd) ? err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno)) : 0;
 }
 
-/* Complete rows behind one that is not. */
+/* Keeps complete rows that follow an incomplete one. */
 static int keep_later(const struct generate_rows *g, struct err *err)
 {
     struct text_buf lines = {0};

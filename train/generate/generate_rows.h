@@ -5,10 +5,9 @@
 #include "train/generate/generate_options.h"
 #include "train/generate/row_request.h"
 
-/* The caller has opened headers and tokenizer of the run. Reads all rows before it opens the model, so that errors are
- * found early and the plan knows the longest row. Writes the answers in the order of the rows. If the output exists,
- * its complete rows stay and the rest follows. EXIT_SIGNAL: a signal ended the command, and the complete rows are
- * written. */
+/* The caller has opened headers and tokenizer of the run. Reads all rows before it opens the model, for early errors
+ * and a plan with the longest row. Writes the answers in the order of the rows. Complete rows of an existing output
+ * stay. EXIT_SIGNAL: a signal ended the command; the complete rows are written. */
 int generate_rows(struct run *r, const struct generate_options *o, struct config *cfg, const char *adapter,
                   const struct row_defaults *rows, struct err *err) MT_CHECK;
 

@@ -1,9 +1,9 @@
-/* kept.h - sequences that stay in the engine's cache when their samples end. If a later request
- * has the same adapter, and its prompt begins with the tokens of a kept sequence, it continues this sequence. If its
- * prompt begins with only some of them, it continues a copy of these, if the cache can copy them (cache_has).
+/* kept.h - sequences that stay in the engine's cache when their samples end. A later request with the same adapter
+ * continues the kept sequence whose tokens its prompt begins with. If its prompt begins with only some of them, it
+ * continues a copy of these, if the cache can copy them (cache_has).
  *
- * A kept sequence has no room beyond its tokens. When another sequence needs a place or pages, the kept sequence that
- * was used longest ago is dropped first. Only engine.c calls these functions. */
+ * A kept sequence has no room beyond its tokens. When a new sequence needs its number or its pages, the kept sequence
+ * that was used longest ago is dropped first. Only engine.c calls these functions. */
 #ifndef MT_KEPT_H
 #define MT_KEPT_H
 
@@ -31,8 +31,8 @@ void kept_close(struct kept *k); /* k may be zeroed */
 void kept_end(struct kept *k, int seq, const struct answer *a);
 void kept_forget(struct kept *k, int adapter); /* drops the kept sequences of the adapter */
 
-/* Returns a sequence for a prompt, with room for n_tok tokens. It already has the first cache_len tokens of the prompt;
- * if r asks for experts, those of these tokens are in r->prompt_routing. -1: there is no room now. */
+/* Returns a sequence for a prompt, with room for n_tok tokens. The cache may already have its first tokens; if r asks
+ * for experts, r->prompt_routing gets those of these tokens. -1: there is no room now. */
 int kept_take(struct kept *k, const struct answer_rules *r, int64_t n_tok);
 /* As the functions of cache.h, but drop kept sequences if room is missing. */
 int kept_fork(struct kept *k, int seq, int64_t n_tok);

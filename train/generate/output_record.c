@@ -59,7 +59,7 @@ static int add_file(struct hash *h, const char *dir, const char *name, struct er
     return 0;
 }
 
-/* Of the files that generate reads. */
+/* Puts hashes of the adapter's files that generate reads. */
 static int put_adapter(struct json_out *o, const char *dir, struct err *err)
 {
     static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", AMAX_FILE};

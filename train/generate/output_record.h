@@ -1,9 +1,9 @@
 /* output_record.h - FILE.run.json beside FILE of `generate --output`: with which model, adapter, options and rows its
- * answers were made. So a run that would append different answers to FILE is refused.
+ * answers were made; a run that would append different answers is refused.
  *
  * {"moetrain": version, "model", "adapter", "input": paths, "rows": rows of the input, "rows_sha256": hash of their
- * lines, "prompts_sha256": hash of their tokens and end tokens, "settings": {name: text}}. The paths are only for
- * information: hashes in the settings show whether model and adapter are the same. */
+ * lines, "prompts_sha256": hash of their tokens and end tokens, "settings": {name: text}}. Model and adapter are
+ * compared by hashes in the settings, not by paths. */
 #ifndef MT_OUTPUT_RECORD_H
 #define MT_OUTPUT_RECORD_H
 
@@ -24,7 +24,7 @@ struct output_record {
 
 /* Reads the record of `output`, if the file exists. Error: the file is not a record. */
 int output_record_open(struct output_record *r, const char *output, struct err *err) MT_CHECK;
-/* Adds the next row to the record: its line in the input, and its request. */
+/* Adds the next row: its line in the input, and its request. */
 void output_record_add(struct output_record *r, const char *line, int64_t size, const struct sample_request *q);
 /* Records the settings of this run, whose headers are open. adapter: the adapter's directory, or NULL. */
 int output_record_set(struct output_record *r, struct run *run, const struct generate_options *o, const char *adapter,

@@ -26,9 +26,9 @@ struct sample_params {
     bool keep_stop;  /* the text keeps the stop string that ends it */
 };
 struct sample_params sample_params_default(void);
-/* Reads temperature, top_p, min_p and the penalties, if the row has them. Error: the value of *key is not a number. */
+/* Reads temperature, top_p, min_p and the penalties that the row has. Error: the value of *key is not a number. */
 int sample_params_read(struct sample_params *p, struct json row, const char **key, struct err *err) MT_CHECK;
-/* Error: a value is out of its range. The error names it as rows of `generate --input` do. */
+/* Error: a value is out of its range. */
 int sample_params_check(const struct sample_params *p, struct err *err) MT_CHECK;
 
 enum sample_end {

@@ -227,7 +227,6 @@ static void add_gemma(struct gguf_items *list, int64_t layer, const struct arch 
     list->items[list->n - 1].kind = GGUF_NUMBER;
 }
 
-/* Adds a vector as a matrix with n_row rows. */
 static void add_split(struct gguf_items *list, int64_t layer, size_t at, int64_t n_row, int64_t n, const char *name,
                       const char *end)
 {
@@ -293,8 +292,8 @@ static const char *matrix_name(const struct arch *a, enum lora_target t)
     }
 }
 
-/* Returns F16 where blocks of the file are not blocks of rows in memory: the file has the keys of kv_b transposed, and
- * value heads that are columns in another order. */
+/* Returns F16 if the values of a block in the file would not be adjacent in memory: the file has the keys' part of kv_b
+ * transposed, and the columns of DeltaNet's out_proj (value heads) in another order. */
 enum ggml_type gguf_items_type(const struct arch *a, const struct product *p, enum ggml_type matrices)
 {
     if (p->target[0] == LORA_KV_B) return matrices == GGML_F32 ? GGML_F32 : GGML_F16;

@@ -1,4 +1,5 @@
-/* gguf_items.h - the tensors of a whole model by llama.cpp's names, and where their values are in memory. */
+/* gguf_items.h - the tensors of a whole model by llama.cpp's names, and where their values are in memory. An item is
+ * one tensor of the GGUF file. */
 #ifndef MT_GGUF_ITEMS_H
 #define MT_GGUF_ITEMS_H
 
@@ -6,9 +7,9 @@
 #include "model/lora.h"
 #include "model/weights.h"
 
-/* Where an item's values are. GGUF_MATRIX, GGUF_BIAS: in a struct proj of struct layer_weights; GGUF_ROUTER: in a
+/* Where an item's values are in struct layer_weights. GGUF_MATRIX, GGUF_BIAS: in a struct proj; GGUF_ROUTER: in a
  * struct weight; GGUF_VECTOR: in a struct tensor; GGUF_NUMBER: a float. Items of other kinds do not belong to a layer;
- * GGUF_ROPE has gguf_items_rope. */
+ * gguf_items_rope computes GGUF_ROPE. */
 enum gguf_kind {
     GGUF_EMBED,
     GGUF_MATRIX,
@@ -20,10 +21,10 @@ enum gguf_kind {
     GGUF_HEAD,
     GGUF_ROPE
 };
-/* Which rows of a matrix an item has. ROTATED: all, with the two halves of each head interleaved. KEYS, VALUES: those
- * rows of kv_b, in which each head has rows of keys, then rows of values. The file has a matrix per head; matrices of
- * keys are transposed. HEADS: all, with value heads of gated DeltaNet in the order of gguf_names_value_row. STORED:
- * all, in the order of the checkpoint. */
+/* Which rows of a matrix in memory an item has. SECOND: the second half. ROTATED: all, with the two halves of each head
+ * interleaved. KEYS, VALUES: the rows of kv_b that give keys, or values; in memory each head has its rows of keys, then
+ * those of values. The file has a matrix per head, and that of keys is transposed. HEADS: all, with value heads of
+ * gated DeltaNet in the order of gguf_names_value_row. STORED: all, in the order of the checkpoint. */
 enum gguf_rows {
     GGUF_ROWS_ALL,
     GGUF_ROWS_EVEN,
@@ -61,18 +62,17 @@ struct gguf_items {
     int64_t n, cap;
 };
 
-/* Checks that llama.cpp computes this model as training does. The error says what differs. */
+/* Error: llama.cpp computes this model differently. */
 int gguf_items_check(const struct arch *a, struct err *err) MT_CHECK;
 /* Returns n of models with gated DeltaNet in which every n-th layer has attention instead. */
 int64_t gguf_items_interval(const struct arch *a);
-/* Lists all tensors, in the order of the layers. matrices: the type of matrices. A matrix is F16 instead if its rows
- * are not whole blocks of this type, or where gguf_items_type says so. Experts of gpt-oss are MXFP4 unless `matrices`
- * is F32 or F16. */
+/* Lists all tensors, in the order of the layers. Matrices have the type `matrices`, or F16 if their rows are not whole
+ * blocks of this type or gguf_items_type says so. Experts of gpt-oss are MXFP4 unless `matrices` is F32 or F16. */
 void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_type matrices);
 void gguf_items_free(struct gguf_items *list);
 /* Sets out [head_dim / 2]: by what llama.cpp divides the frequency of every pair of a layer with proportional RoPE. */
 void gguf_items_rope(const struct arch *a, float *out);
-/* Returns the type of a product's matrices, where `matrices` was asked for. */
+/* Returns the type of a product's matrices in a file whose type is `matrices`. */
 enum ggml_type gguf_items_type(const struct arch *a, const struct product *p, enum ggml_type matrices);
 /* The row of the target that is row i of the item. With item.first added, it is the row of the matrix in memory. */
 int64_t gguf_items_row(const struct gguf_item *item, int64_t i);

@@ -17,17 +17,17 @@ struct gguf_meta_model {
     const char *chat_template; /* NULL: none */
     enum ggml_type matrices;
 };
-/* The sizes. */
+/* Opens m with the keys of the sizes. */
 void gguf_meta_open(struct gguf_meta *m, const struct gguf_meta_model *model);
 void gguf_meta_close(struct gguf_meta *m); /* zeroed is valid */
 
-/* YaRN's beta_fast and beta_slow as options of llama.cpp, which reads them from files of no family here and otherwise
- * uses 32 and 1; "": the model has these. */
+/* YaRN's beta_fast and beta_slow as command-line options of llama.cpp, which does not read them from the files of any
+ * family here. "": the model has llama.cpp's defaults, 32 and 1. */
 #define GGUF_OPTIONS_TEXT 96
 void gguf_meta_options(char text[GGUF_OPTIONS_TEXT], const struct arch *a);
 
-/* Append a value. The name of the architecture is put before a key that begins with a dot. Texts are copied. Arrays
- * must come from gguf_meta_own. */
+/* Append a value. The architecture's name is put before a key that begins with a dot. Texts are copied; arrays must
+ * come from gguf_meta_own. */
 void gguf_meta_u32(struct gguf_meta *m, const char *key, int64_t v);
 void gguf_meta_bool(struct gguf_meta *m, const char *key, bool v);
 void gguf_meta_f32(struct gguf_meta *m, const char *key, double v);

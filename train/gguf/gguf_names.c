@@ -1,4 +1,4 @@
-/* gguf_names.c - names of architectures and matrices in GGUF files. Source: llama.cpp, src/llama-arch.cpp. */
+/* gguf_names.c - see gguf_names.h. Source: llama.cpp, src/llama-arch.cpp. */
 #include "train/gguf/gguf_names.h"
 
 #include <string.h>
@@ -33,7 +33,7 @@ const char *gguf_names_matrix(const struct arch *a, enum lora_target t)
                                                     [LORA_IN_Z] = "attn_gate",
                                                     [LORA_IN_B] = "ssm_beta",
                                                     [LORA_IN_A] = "ssm_alpha",
-                                                    [LORA_IN_QKVZ] = "attn_qkv", /* and attn_gate */
+                                                    [LORA_IN_QKVZ] = "attn_qkv", /* and attn_gate, for the rows of z */
                                                     [LORA_IN_BA] = "ssm_ba",
                                                     [LORA_IN] = "ssm_in",
                                                     [LORA_OUT] = "ssm_out",

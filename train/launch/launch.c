@@ -1,6 +1,6 @@
-/* launch.c - the ranks of a run: from the environment of torchrun, srun or mpirun, or forked here.
+/* launch.c - see launch.h.
  *
- * It forks before this process has threads or uses a GPU. The parent only forwards signals and waits. If the parent
+ * launch forks before this process has threads or uses a GPU. The parent only forwards signals and waits. If the parent
  * dies, the children are killed. */
 #include "train/launch/launch.h"
 
@@ -118,7 +118,7 @@ static int find_master(struct comm_place *p, const struct found *f, struct err *
 
 static int from_launcher(struct comm_place *p, const struct found *f, const struct config *cfg, struct err *err)
 {
-    const int64_t asked = MT_MAX(config_gpus(cfg), cfg->parallel.cpu_ranks); /* 0: auto, 1: not set */
+    const int64_t asked = MT_MAX(config_gpus(cfg), cfg->parallel.cpu_ranks); /* gpus 0: auto; cpu_ranks 1: not set */
     if (asked > 1 && f->local_world && asked != f->local_world)
         return err_set(
             err,

@@ -8,9 +8,9 @@
  * KMP_BLOCKTIME. Sets GOMP_SPINCOUNT, which process_prepare removes. Must run before libgomp's constructor, which reads
  * this variable, and after the constructor of tests/main.c. */
 __attribute__((constructor(102))) void process_bound_spins(void);
-/* Opens descriptors 0 to 2 if they are closed, so that no output file gets the number of standard output. Makes a write
- * beyond `ulimit -f` fail with an error instead of a signal. Standard output is written line by line, so that its lines
- * stay whole and in order in a file or pipe that also receives standard error. */
+/* Opens descriptors 0 to 2 if they are closed, so that no output file gets the number of standard output. A write
+ * beyond `ulimit -f` then fails with an error instead of a signal. Standard output is written line by line, so that
+ * lines stay whole and in order in a file that also receives standard error. */
 void process_prepare(void);
 /* Error: the stack limit (`ulimit -s`) is below what the commands need. */
 int process_check_stack(struct err *err) MT_CHECK;

@@ -1,5 +1,5 @@
-/* rank_key.c - the key file of a launch: the key, then a line that names the process of rank 0. Its name contains the
- * port at which the ranks connect, so concurrent launches use different files.
+/* rank_key.c - see rank_key.h. The file has the key, then a line that names the process of rank 0. Its name contains
+ * the port at which the ranks connect, so concurrent launches use different files.
  *
  * Rank 0 locks its file (lock.c) until all ranks have connected. No other launch replaces or deletes a locked file. A
  * killed launch leaves its file without a lock. Rank 0 of the next launch locks the old file, so that only one launch

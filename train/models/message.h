@@ -1,5 +1,5 @@
-/* message.h - divides the text of an answer, by the marks of the chat template, into content, reasoning and tool
- * calls. */
+/* message.h - divides the text of an answer into content, reasoning and tool calls, by the marks of the chat template:
+ * strings such as <think> and <tool_call>. */
 #ifndef MT_MODELS_MESSAGE_H
 #define MT_MODELS_MESSAGE_H
 
@@ -45,8 +45,8 @@ struct message_input {
     bool whole;        /* no text follows */
     struct json tools; /* tools of the request, which say for XML, ARG_KEY and INVOKE which arguments are strings */
 };
-/* Empties m first. If the text is not whole, an end that may become a mark is left out, and so are incomplete calls. So
- * each member only grows with the text. */
+/* Empties m first. If the text is not whole, it omits incomplete calls and an end that may be the beginning of a mark,
+ * so that each member only grows with the text. */
 void message_parse(struct message *m, const struct message_input *in, const char *text, int64_t size);
 void message_free(struct message *m);
 /* Whether an answer, which ended with an end token, has the form that the chat template gives to answers: reasoning at

@@ -140,7 +140,7 @@ int models_plan(struct models *m, struct config *cfg, int64_t n_slot, bool later
     for (int64_t i = 1; i < m->n; i++) {
         if (!count_adapter(m, cfg, target, &asked, m->items[i]->dir, err)) continue;
         if (i < m->n_named) return -1;
-        log_warn("%s", err->msg); /* of the folder: requests for it get the error */
+        log_warn("%s", err->msg); /* an adapter of the folder: requests for it get the error */
     }
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         if (target[t])

@@ -1,6 +1,6 @@
-/* models.h - models by name: the base model and adapters of one directory or several; which adapters are in memory.
- * When all slots are full, the adapter that was unused for longest is removed. Names may be looked up by any thread,
- * under the caller's lock; slots belong to the engine's thread. */
+/* models.h - models by name: the base model and adapters of one directory or several; which adapters are in memory. A
+ * slot is the memory of one adapter; when all are full, the adapter that was unused for longest is removed. Names may
+ * be looked up by any thread, under the caller's lock; slots belong to the engine's thread. */
 #ifndef MT_MODELS_H
 #define MT_MODELS_H
 
@@ -42,10 +42,10 @@ int models_add(struct models *m, const char *option, const char *word, struct er
 int models_plan(struct models *m, struct config *cfg, int64_t n_slot, bool later, struct err *err) MT_CHECK;
 void models_close(struct models *m); /* m may be zeroed */
 
-/* Whether its adapter still has files; true for the base model. */
+/* Whether the adapter of s still has files; true for the base model. */
 bool models_has(const struct served *s);
-/* Finds a model by name; NULL or "": the base model. Reads the folder again if the name is unknown. Returns NULL if no
- * model has this name. */
+/* Finds a model by name; NULL or "": the base model. Reads the folder again if the name is unknown. NULL: none has
+ * it. */
 struct served *models_find(struct models *m, const char *name);
 
 /* Begins a round of models_take: the waiting requests take in the order of their arrival. */

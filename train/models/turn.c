@@ -117,9 +117,10 @@ static bool is_end(const struct turn_input *in, int32_t id)
     return false;
 }
 
-/* Index of the token in `with` that ends the turn; -1: none. It is the token that the model sampled, or a special token
- * at the place where `without` has one of the model's end tokens. Only tokens up to the first difference between `with`
- * and `without` can belong to the turn. */
+/* with, without: the tokens after the text of the last answer, rendered with and without the new messages. Returns the
+ * index in `with` of the token that ends the answer's turn; -1: none. It is the token that the model sampled, or a
+ * special token at the place where `without` has one of the model's end tokens. Only tokens up to the first difference
+ * between `with` and `without` can belong to the turn. */
 static int64_t end_of_turn(const struct turn_input *in, const struct token_list *with, const struct token_list *without)
 {
     int64_t n = 0;
@@ -144,7 +145,6 @@ static bool have_text(const struct tokenizer *tok, const int32_t *ids, int64_t n
     return same;
 }
 
-/* Tokenises the last n bytes of t. */
 static int encode_end(struct token_list *to, const struct run *r, const struct text_buf *t, int64_t n, struct err *why)
 {
     return tokenizer_encode(r->tok, t->text + t->size - n, n, true, to, why);

@@ -24,14 +24,14 @@ struct turn_input {
     int64_t n_ends;
 };
 /* Appends to `suffix` the tokens of the text that the chat template writes after the last answer, up to the start of
- * the next answer. The difference between the two stand-ins shows where the text of the answer ends. The text of the
- * answer itself is not used, so the template may leave out its reasoning or write another end token; the suffix begins
- * after that token (gpt-oss: <|end|>, although the model sampled <|return|>).
+ * the next answer. The last difference between the texts of conversation[0] and [1] shows where the answer ends. The
+ * template may leave out the answer's reasoning or write another end token; the suffix begins after that token
+ * (gpt-oss: <|end|>, although the model sampled <|return|>).
  *
  * *fits is false, and nothing is appended, if the template changes the text before the first answer, does not show
  * where the last one ends, or begins the next message with another token than the model sampled; `why` says which.
- * Errors: the template refuses the new messages or leaves out a part of them. After an answer with calls this is not an
- * error, but *fits is false, because the calls may be the cause. */
+ * Errors: the template refuses the new messages or leaves out a part of them; but after an answer with calls, which may
+ * be the cause, *fits is false instead. */
 int turn_suffix(struct token_list *suffix, bool *fits, const struct turn_input *in, struct err *why) MT_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* micro_batch.c - batches of the loader for the model. */
+/* micro_batch.c - see micro_batch.h. */
 #include "train/objective/micro_batch.h"
 
 #include <string.h>

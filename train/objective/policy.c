@@ -9,7 +9,6 @@
 #include "train/objective/preference_keys.h"
 #include "train/objective/run_objective.h"
 
-/* Defaults of a kind. */
 struct kind {
     enum policy_ratio ratio;
     enum policy_mean mean;
@@ -168,7 +167,6 @@ static int check_bounds(const struct config *c, const struct policy_settings *s,
     return 0;
 }
 
-/* Values that exclude each other. */
 static int check_values(const struct config *c, const char *name, struct err *err)
 {
     const bool rloo = c->objective.kind == CFG_RLOO;

@@ -75,7 +75,7 @@ static void describe(struct text_buf *text, const struct config *c)
 
 /* ---- KTO's baseline */
 
-/* The log-ratios of a micro-batch of neighbours. */
+/* Adds the log-ratios of a micro-batch of mismatched rows to m->sums. */
 static void measure(struct model *m, const struct batch *b)
 {
     const struct model_pass pass = {.objective = true, .measures_baseline = true};

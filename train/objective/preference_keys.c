@@ -1,4 +1,4 @@
-/* preference_keys.c - the objectives of preferences and of online RL, and the keys that each of them reads. */
+/* preference_keys.c - see preference_keys.h. */
 #include "train/objective/preference_keys.h"
 
 #include <string.h>

@@ -19,7 +19,7 @@ enum preference_reads {
     READS_DELTA = 1024,
     READS_ENTROPY = 2048
 };
-/* Of objective.kind; of sft it reads nothing. */
+/* What objective.kind reads; sft reads nothing. */
 struct preference_row {
     enum preference_kind kind;
     const char *name;

@@ -1,4 +1,4 @@
-/* run_objective.c - finds the objective that the settings choose, and the adapter of its reference model. */
+/* run_objective.c - see run_objective.h. */
 #include "train/objective/run_objective.h"
 
 #include <string.h>

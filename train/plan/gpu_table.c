@@ -1,4 +1,4 @@
-/* gpu_table.c - the table of GPUs. */
+/* gpu_table.c - see gpu_table.h. */
 #include "train/plan/gpu_table.h"
 
 #include <ctype.h>

@@ -32,7 +32,7 @@ static void set_budget(struct plan *p, const struct plan_request *q)
     p->limit = p->capped ? "train.memory_gb" : dev->card.bytes ? "of the GPU's memory" : "of what is free";
 }
 
-/* Plans within the memory of now. */
+/* Plans for the memory that is free now. */
 static int choose(struct plan *p, const struct plan_request *q, struct err *err)
 {
     struct plan_choice c;

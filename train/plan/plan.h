@@ -6,9 +6,7 @@
 
 #include "train/plan/plan_sums.h"
 
-/* Fills p for a request of plan_request_of. Error: nothing fits the budget; the error has the numbers and what to
- * change.
- */
+/* Fills p for a request of plan_request_of. Error: nothing fits the budget. */
 int plan_make(struct plan *p, const struct plan_request *request, struct err *err) MT_CHECK;
 /* Whether any options fit the budget, in fewer dry runs. */
 int plan_fits(bool *fits, const struct plan_request *request, struct err *err) MT_CHECK;

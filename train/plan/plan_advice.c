@@ -1,5 +1,4 @@
-/* plan_advice.c - what to change if no options fit: plans each change separately, and suggests those that need less
- * memory. */
+/* plan_advice.c - see plan_advice.h. Plans each change separately, and suggests those that need less memory. */
 #include "train/plan/plan_advice.h"
 
 #include <stdio.h>
@@ -9,7 +8,7 @@
 
 enum { ADVICE = PLAN_ADVICE };
 
-/* Adds what has room; the first is the most useful. */
+/* Appends a suggestion if the text has room; the most useful ones come first. */
 static void advise(char text[ADVICE], const char *what)
 {
     const size_t n = strlen(text);
@@ -50,7 +49,7 @@ static bool set(int *key, int value)
     return differs;
 }
 
-/* False: the configuration has it already. */
+/* Applies a change. False: the configuration already has its value. */
 static bool apply(struct config *cfg, enum change c)
 {
     const bool quantizes = cfg->model.quantize != CFG_QUANTIZE_NONE, attention = cfg->model.quantize_attention;
@@ -93,7 +92,7 @@ static void advise_values(char text[ADVICE], const struct plan *p, const struct 
 
 /* ---- host memory ---- */
 
-/* Where more host memory would make it fit. */
+/* Finds the host memory with which the plan would fit. */
 static void find_host(struct plan *p, const struct plan_request *q)
 {
     int64_t bytes;
@@ -143,8 +142,8 @@ static int64_t need_of_less(const struct plan *p, const struct plan_request *q, 
     return need_of(p, less);
 }
 
-/* Fills p->helps with the keys of which a lower value is enough to make the plan fit. If there are none, and lower
- * values of all keys together make it fit: with all keys that save memory. */
+/* Fills p->helps with the keys of which a lower value is enough to make the plan fit. If no single key is enough but
+ * all together are: with all keys that save memory. */
 static void find_less(struct plan *p, const struct plan_request *q)
 {
     static const int bits[] = {PLAN_HELPS_SEQ, PLAN_HELPS_BATCH, PLAN_HELPS_RANK};

@@ -4,8 +4,8 @@
 
 #include "train/plan/plan_sums.h"
 
-/* Call it when no options fit. The error says what takes the memory and suggests changes; a plan with one of them needs
- * less memory. p is the choice with the lowest peak; fills p->host_needed and p->helps. Returns -1. */
+/* Call it when no options fit. The error says what takes the memory and suggests changes. p is the choice with the
+ * lowest peak; fills p->host_needed and p->helps. Returns -1. */
 int plan_too_large(struct plan *p, const struct plan_request *q, struct err *err) MT_CHECK;
 /* Error: a fixed train.offload takes more host memory than there is. */
 int plan_check_host(const struct plan *p, const struct plan_request *q, struct err *err) MT_CHECK;

@@ -3,9 +3,10 @@
  * An item is a group of a layer's activations (acts.h) that is saved instead of recomputed, or the experts of a layer
  * that are decoded once instead of at every use. An item's time is the difference of two dry runs, its memory the size
  * of its tensors. The items are taken in order of time per byte while they fit; then smaller items fill the rest. The
- * same is tried with the items of networks first. It tries all combinations of three settings: scratch for all or some
- * experts of a layer; logits of many or few tokens at a time; a place (streams.h), which says what is in host memory:
- * embedding, inputs of layers, moments, groups, packed experts. The choice with the shortest estimated time wins.
+ * same is tried with the items of the group FFN first. It tries all combinations of three settings: scratch for all or
+ * some experts of a layer; logits of many or few tokens at a time; a place (streams.h), which says what is in host
+ * memory: embedding, inputs of layers, moments, groups, packed experts. The choice with the shortest estimated time
+ * wins.
  *
  * The times depend only on the constants in machine.c and the name of the GPU. So `plan` on any machine makes the same
  * choice as the run. */
@@ -31,7 +32,7 @@ struct search {
     struct streams h; /* host memory */
     int64_t fixed, budget;
     int64_t least_host; /* if h.least: the least host memory among the places whose peak is at most the budget */
-    struct item *items[ORDERS]; /* the same items: by time per byte; networks first */
+    struct item *items[ORDERS]; /* the same items in two orders: by time per byte; group FFN first */
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
     double
@@ -46,8 +47,8 @@ struct search {
         other; /* constant: bytes that every pass needs; other: peak of the work arena in passes that save nothing */
     double inside_ms; /* time of products that decode experts themselves, minus the floor of these products */
     double extra_ms;  /* of the place */
-    bool slower;      /* than the best choice so far, even if all items fitted */
-    bool enough;      /* host memory for the place */
+    bool slower;      /* the place is slower than the best choice so far, even if all items fitted */
+    bool enough;      /* there is host memory for the place */
 };
 
 /* ---- items ---- */
@@ -64,7 +65,7 @@ static int by_ratio(const void *a, const void *b)
     return x->save - y->save;
 }
 
-/* Items of networks first: if the networks of all layers are saved, no scratch is needed to recompute one. */
+/* Items of the group FFN first: if it is saved in all layers, no scratch is needed to recompute it. */
 static int by_network(const void *a, const void *b)
 {
     const struct item *x = a, *y = b;
@@ -111,9 +112,9 @@ static void note_host(struct search *s, int64_t l, enum offload_kind kind, doubl
     if (bytes > s->h.host[kind].bytes) s->h.host[kind] = (struct gain){ms, bytes};
 }
 
-/* Lists the groups of every layer. The gain of CORE, MIXER or FFN does not depend on the other groups. NORMS has a gain
- * only if MIXER or FFN is saved; it is measured with both, since they have more time per byte and are taken before
- * it. */
+/* Lists the activation groups of every layer. The gain of CORE, MIXER or FFN does not depend on the other groups. NORMS
+ * has a gain only if MIXER or FFN is saved; it is measured with both saved, since these save more time per byte and are
+ * taken first. */
 static void list_groups(struct search *s)
 {
     enum { KINDS = 4 };
@@ -146,7 +147,7 @@ static int list_decoded(struct search *s, struct err *err)
     struct plan_probe all = {0};
     struct model_options opt = s->opt;
     double packed_ms, ms, gain_ms;
-    if (plan_packed_layers(&s->probe)) return 0; /* they would be slower */
+    if (plan_packed_layers(&s->probe)) return 0; /* decoded layers would be slower */
     s->probe.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
     plan_probe_work(&s->probe, &packed_ms);
     opt.decoded_layers = n;
@@ -258,8 +259,8 @@ static struct model_options with_items(const struct search *s, const struct item
     return opt;
 }
 
-/* Whether NETWORKS_FIRST must be tried: the networks of all layers fit without other items, and BY_RATIO does not begin
- * with them. Overwrites c. */
+/* Whether NETWORKS_FIRST must be tried: the group FFN of all layers fits without other items, and BY_RATIO does not
+ * begin with it. Overwrites c. */
 static bool networks_fit(struct search *s, struct plan_choice *c)
 {
     int64_t n = 0;
@@ -293,7 +294,7 @@ static bool pack(struct search *s, const struct item *items, struct plan_choice 
         take(s, &more.opt, &items[i]);
         if (measure(s, &more) > s->budget)
             too_large = MT_MIN(too_large, items[i].bytes);
-        else if (more.ms < c->ms) /* norms alone spare nothing */
+        else if (more.ms < c->ms) /* saving the norms alone saves no time */
             *c = more;
     }
     return all;
@@ -363,7 +364,7 @@ static struct peaks peaks_of(struct search *s, int64_t load)
     return (struct peaks){measure(s, &none), measure(s, &all)};
 }
 
-/* Of a place, before any item. */
+/* The options of a place, before any item. */
 static struct model_options options_of(const struct search *s)
 {
     struct model_options opt = plan_fixed_options(s->q);
@@ -426,7 +427,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
         const struct peaks peaks = peaks_of(s, load);
         if (peaks.none <= s->budget) s->least_host = MT_MIN(s->least_host, s->probe.dev.host.peak);
-        if (peaks.none >= least.none && peaks.all >= least.all) continue; /* it spares nothing */
+        if (peaks.none >= least.none && peaks.all >= least.all) continue; /* smaller groups save no memory here */
         least = peaks;
         for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !ends; j++) {
             all = try_logits(s, load, j, best);

@@ -22,8 +22,8 @@ int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64
 int plan_least_host(int64_t *bytes, const struct plan_request *q, int64_t fixed, int64_t budget,
                     struct err *err) MT_CHECK;
 
-/* Measures the choice. If the configuration does not set the number of decoded layers, decodes as many as fit, or none
- * if packed experts are faster. */
+/* Measures the memory of the choice. If the configuration does not set the number of decoded layers, decodes as many as
+ * fit, or none if packed experts are faster. */
 int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_request *q, int64_t fixed,
                 int64_t budget, struct err *err) MT_CHECK;
 

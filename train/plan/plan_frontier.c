@@ -1,5 +1,5 @@
-/* plan_frontier.c - memory against speed: the choices of plan_choice.c for limits from the least memory to that of the
- * fastest choice. */
+/* plan_frontier.c - memory against speed: the choices for memory limits from the least possible to that of the fastest
+ * choice. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -25,8 +25,8 @@ static int choose_row(struct row *r, const struct plan *p, const struct plan_req
 }
 
 /* Finds the choice for a limit of `bytes`. r->gib, the train.memory_gb that the row prints, is `bytes` rounded. If it
- * exceeds the device's memory and the choice fits, it becomes the device's memory. If the choice's peak as the limit
- * gives the same choice, it becomes that peak. */
+ * exceeds the device's memory and the choice fits, r->gib becomes the device's memory. If a limit as low as the
+ * choice's peak gives the same choice, r->gib becomes that peak. */
 static int find_row(struct row *r, const struct plan *p, const struct plan_request *q, double bytes, struct err *err)
 {
     const double gib = 1 << 30, most = p->room < INT64_MAX ? (double)p->room / gib : INFINITY;
@@ -40,8 +40,8 @@ static int find_row(struct row *r, const struct plan *p, const struct plan_reque
     return 0;
 }
 
-/* Finds the fastest choice, and the lowest of a few limits that give it. With a limit close to the peak of this choice
- * the search may take another choice with less memory on the device. */
+/* Finds the fastest choice, and the lowest of a few memory limits with which the search gives it. With a limit close to
+ * its peak the search may give another choice, which has less memory on the device. */
 static int find_fastest(struct row *r, const struct plan *p, const struct plan_request *q, struct err *err)
 {
     static const double shares[] = {1, 1.02, 1.05, 1.1, 1.2, 1.5};

@@ -1,5 +1,4 @@
-/* plan_measure.c - the model's options from the configuration; memory, FLOPs and time of a run, from a dry run of its
- * code. */
+/* plan_measure.c - see plan_measure.h. */
 #include "train/plan/plan_measure.h"
 
 #include <stdio.h>
@@ -290,7 +289,6 @@ static int64_t measure_baseline(struct plan_probe *p)
     return peak;
 }
 
-/* The peak of a pass that calibrates the inputs. */
 static int64_t measure_calibration(struct plan_probe *p)
 {
     struct model *m = &p->model;
@@ -348,7 +346,7 @@ int64_t plan_probe_work(struct plan_probe *p, double *ms)
     return measure_training(p, ms, &fwd);
 }
 
-/* A cache for n_tok tokens; its bytes in `arena`. */
+/* Makes a cache for n_tok tokens; returns its bytes in `arena`. */
 static int64_t push_cache(const struct plan_request *q, struct device *dev, struct arena *arena, int64_t n_tok,
                           struct cache *c)
 {
@@ -448,8 +446,8 @@ static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool fro
     m->flops = p->dev.flops / (double)p->q->n_tok;
 }
 
-/* Whether passes of training are faster with packed experts, or those in which generation or online RL samples, where a
- * sequence has one token: these are bound by the bytes of the experts, of which bf16 has four times as many. */
+/* Whether packed experts make training passes faster, or the passes in which generation or online RL samples. In the
+ * latter a sequence has one token, so the bytes of the experts limit the speed, and bf16 has four times as many. */
 static bool prefers_packed(const struct plan_probe *p, int64_t l)
 {
     const struct proj *up = &p->model.weights.layers[l].up;
@@ -479,7 +477,7 @@ double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, dou
 {
     double ms = 0;
     *gain_ms = 0;
-    if (config_quantises(p->q->cfg)) return 0; /* its products read bf16 */
+    if (config_quantises(p->q->cfg)) return 0; /* products of fake quantisation read bf16 */
     for (int64_t l = 0; l < p->q->a->n_layer; l++) {
         const struct layer_weights *lw = &p->model.weights.layers[l];
         const int64_t n_row = p->q->n_tok * arch_ffn(p->q->a, l).top_k;
@@ -498,7 +496,7 @@ double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, dou
 }
 
 /* Time that partly filled tiles of a product add to the floor of a micro-batch: on average half a tile per expert, in
- * forward, in the gradient of the input, and in recomputation of a network. */
+ * forward, in the gradient of the input, and in recomputation of the feed-forward network. */
 static double tile_ms(const struct plan_probe *p, const struct acts_save *save)
 {
     double ms = 0;

@@ -1,6 +1,4 @@
-/* plan_measure.h - the inputs of a plan, and dry runs with given options; for plan.c, plan_choice.c and
- * plan_frontier.c.
- */
+/* plan_measure.h - the inputs of a plan, and dry runs with given options. */
 #ifndef MT_PLAN_MEASURE_H
 #define MT_PLAN_MEASURE_H
 
@@ -13,7 +11,7 @@ struct plan_memory {
     int64_t experts, dense; /* frozen weights on the device: of experts, with their biases; all others */
     int64_t host;           /* pinned host memory: the embedding and the three members below */
     int64_t host_moments;   /* moments; with cpu_update also masters and copies of gradients */
-    int64_t host_inputs;    /* inputs, mixers and networks of layers */
+    int64_t host_inputs;    /* of activations: inputs of layers, and the groups MIXER and FFN (model/acts.h) */
     int64_t host_experts;   /* packed experts of some layers */
     int64_t expert_slots;   /* part of `experts`: buffers to which packed experts are copied */
     int64_t
@@ -40,8 +38,8 @@ struct plan_memory {
     double floor_ms;         /* time of a training micro-batch by plan_request.rates; 0: the rates are not known */
 };
 
-/* Memory that a plan may use: the least of all ranks, so that all ranks make the same choice. If expert-parallel ranks
- * recomputed different layers, they would wait for each other. */
+/* Memory that a plan may use: the least of all ranks, so that all ranks make the same choice and do not wait for each
+ * other. */
 struct plan_room {
     int64_t fixed; /* device bytes that are not the run's: context, libraries, other processes; the most of all ranks */
     int64_t device, host; /* free bytes of the device and of this machine's host memory; INT64_MAX: the plan is for
@@ -155,8 +153,8 @@ struct model_options plan_fixed_options(const struct plan_request *q);
 /* train.decoded_layers, or its value by model.expert_weight_format; -1: as many as fit. */
 int64_t plan_decoded_layers(const struct plan_request *q);
 
-/* While a plan takes more than a second, it prints the number of dry runs so far on standard error: on a terminal in
- * one line, elsewhere every 10 s. Each dry run of rank 0 calls plan_progress; plan_progress_end clears the line. */
+/* After a second, prints the number of dry runs so far on standard error: on a terminal in one line, elsewhere every 10
+ * s. Each dry run of rank 0 calls plan_progress; plan_progress_end clears the line. */
 void plan_progress(const struct plan_request *q);
 void plan_progress_end(void);
 extern double plan_quiet_ms, plan_log_ms; /* 1 s and 10 s */

@@ -54,8 +54,8 @@ double plan_round_gib(double gib);                   /* rounded up to three digi
 int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */
-/* Microseconds per token in a micro-batch of n_tok tokens. ms: the estimate of plan_choice; ops_ms: its part in ops. If
- * the rates of the device are known, the part in ops is replaced by its estimate for this device. */
+/* Microseconds per token in a micro-batch of n_tok tokens, from plan_choice's estimate ms, of which ops_ms are in ops.
+ * If the rates of the device are known, the estimate of m for this device replaces ops_ms. */
 double plan_token_us(const struct plan_memory *m, double ms, double ops_ms, int64_t n_tok);
 enum { PLAN_TEXT = 256 };
 /* The part of the peak that the run itself does not use, for messages: ", X of it for ..."; empty on the CPU. */

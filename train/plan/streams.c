@@ -130,8 +130,8 @@ static bool groups_allowed(const struct streams *h, const struct place *p)
                                          h->q->cfg->train.recompute == CFG_RECOMPUTE_AUTO);
 }
 
-/* Bytes of groups that can be copied during a forward pass. The CPU's update also uses the bandwidth of host memory;
- * its bytes are divided by the micro-batches of a step. */
+/* Bytes of activation groups that can be copied during a forward pass. The CPU's update also uses the bandwidth of host
+ * memory; its bytes are divided by the micro-batches of a step. */
 static double groups_room(const struct streams *h, bool cpu_update)
 {
     const double fwd = 1e-3 * h->forward_ms, link = fwd * h->q->machine.group_link - h->out_fwd;
@@ -139,10 +139,10 @@ static double groups_room(const struct streams *h, bool cpu_update)
     return cpu_update ? MT_MIN(link, fwd * streams_host_rate(h) - update - h->in_fwd - h->out_fwd) : link;
 }
 
-/* Takes groups of evenly spaced layers while there is room. It begins with the kind that saves more time per byte. If
- * packed experts are in host memory too, it takes at most two thirds of the layers, because copies of experts take
- * longer than a layer: in a step of gpt-oss-20b, ops waited 37 of 300 ms with the mixers of all 24 layers, 6 of 307 ms
- * with those of 16 (tests/notebook/memory.md). */
+/* Puts activation groups of evenly spaced layers into host memory while there is room, first the kind, MIXER or FFN,
+ * that saves more time per byte. If packed experts are there too, it takes at most two thirds of the layers, because
+ * copies of experts take longer than a layer: in a step of gpt-oss-20b, ops waited 37 of 300 ms with the group MIXER of
+ * all 24 layers, 6 of 307 ms with that of 16 (tests/notebook/memory.md). */
 static void groups_set(struct streams *h, const struct place *p, struct model_options *opt)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {

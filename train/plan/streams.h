@@ -9,7 +9,7 @@ enum stream_kind {
     STREAM_EMBED,   /* the embedding; the device reads its rows from host memory */
     STREAM_INPUTS,  /* inputs of layers */
     STREAM_MOMENTS, /* moments of the optimizer; with its masters if the CPU makes the update */
-    STREAM_GROUPS,  /* mixers and networks of some layers: bits 1 << enum offload_kind */
+    STREAM_GROUPS,  /* activations of some layers, groups MIXER and FFN (model/acts.h): bits 1 << enum offload_kind */
     STREAM_EXPERTS, /* packed experts of choice / ALL_EXPERTS of the layers */
     STREAMS
 };
@@ -47,11 +47,11 @@ struct place streams_place(int i);
 bool streams_allowed(const struct streams *h, const struct place *p);
 /* Whether train.offload names what goes to host memory. */
 bool streams_fixed(const struct streams *h);
-/* Sets the options of a place and the bytes that passes copy for it. False: its share of the experts is at most
- * HOST_EXPERT_SLOTS layers, for which the device has buffers in any case. */
+/* Sets the options of a place and the bytes that passes copy for it. False: only the experts of HOST_EXPERT_SLOTS or
+ * fewer layers would be in host memory, for which the device has buffers in any case. */
 bool streams_set(struct streams *h, const struct place *p, struct model_options *opt);
-/* Whether the packed experts of all layers fit in host memory. If they do, a place with those of only some layers does
- * not give the lowest peak. */
+/* Whether the packed experts of all layers fit in host memory. Then a place with those of only some layers does not
+ * have the lowest peak of the device. */
 bool streams_fit_experts(const struct streams *h, const struct place *p, const struct model_options *opt);
 
 /* For one rank: bytes/s of host memory; milliseconds of a copy; milliseconds of the CPU's update. */

@@ -82,7 +82,7 @@ static void score_batch(struct run *r, const struct generation *g, const struct 
     progress();
 }
 
-/* Adds up the parts of all ranks: each label is of one. */
+/* Sums over the ranks: only one rank has the value of a label, the others have 0. */
 static void gather(struct comm *all, float *values, int64_t n)
 {
     if (!values || all->world == 1 || !n) return;
@@ -116,7 +116,6 @@ static void score(struct run *r, const struct generation *g, const struct datase
 
 /* ---- rewards ---- */
 
-/* RLOO: subtracts the KL of each row. */
 static void subtract_kl(struct generation *g, double *reward, double beta)
 {
     double total = 0;
@@ -204,7 +203,6 @@ static void open_rows(struct generation *g, const struct dataset *ds, int64_t fi
     for (int64_t i = 0; i < n; i++) g->label_off[i + 1] = g->label_off[i] + labels_of(ds, first + i);
 }
 
-/* What follows from the log-probabilities. */
 static void complete(struct generation *g, const struct config *c, const struct dataset *ds,
                      const struct rollouts *rows)
 {

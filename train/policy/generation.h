@@ -52,8 +52,8 @@ struct generation_needs generation_needs(const struct config *c);
 int64_t generation_labels(const struct dataset *ds, int64_t first, int64_t n);
 void generation_free(struct generation *g);
 
-/* Prepares a micro-batch of rows: completions of a prompt share its rows, and the experts are the sampler's if rows
- * have them. Call it before generation_attach. */
+/* Prepares a micro-batch of rows: completions of a prompt share the rows of its tokens; routers take the sampler's
+ * experts if `rows` have them. Call it before generation_attach. */
 void generation_batch(struct batch *b, const struct run *r, const struct rollouts *rows);
 /* Attaches the inputs of the loss to a micro-batch of rows of g. counts: of the whole optimizer step. */
 void generation_attach(const struct generation *g, const struct config *c, const struct step_counts *counts,

@@ -1,4 +1,4 @@
-/* compare.c - compares runs: results, settings that differ, overlaid curves of losses and rewards. */
+/* compare.c - see compare.h. */
 #include "train/report/compare.h"
 
 #include <math.h>
@@ -68,7 +68,6 @@ static void best_text(char text[64], const struct series *value, const struct se
     if (i >= 0) snprintf(text + strlen(text), 64 - strlen(text), " (%s)", svg_number(at, step->v[i]));
 }
 
-/* Columns of losses. */
 static void losses_of(const struct history *h, char cells[N_COLUMNS][64])
 {
     const int64_t n_eval = h->eval_loss.n;
@@ -78,7 +77,6 @@ static void losses_of(const struct history *h, char cells[N_COLUMNS][64])
     value_text(cells[LAST], n_eval ? h->eval_loss.v[n_eval - 1] : NAN);
 }
 
-/* Columns of online RL. */
 static void rewards_of(const struct history_rollouts *h, char cells[N_COLUMNS][64])
 {
     double sum = 0, n = 0;
@@ -92,7 +90,6 @@ static void rewards_of(const struct history_rollouts *h, char cells[N_COLUMNS][6
     value_text(cells[R_LAST], series_last(&h->eval_reward));
 }
 
-/* A run's row of the table. */
 static void results(const struct history *h, char cells[N_COLUMNS][64])
 {
     char a[32], b[32];
@@ -290,7 +287,7 @@ static int other_loss(const struct compared *runs, int n)
     return 0;
 }
 
-/* What a reader of such losses should know. */
+/* What to print beside losses that do not compare. */
 static const char *other_loss_text(const struct compared *runs, int n)
 {
     int length = 0;
@@ -315,7 +312,6 @@ static const char *unit_of_losses(const struct compared *runs, int n)
     return "nats per token";
 }
 
-/* The plots, in the order of the page. */
 enum { HELD_OUT, TRAINING, HELD_OUT_REWARD, TRAINING_REWARD, N_PLOTS };
 static const char *const plot_names[N_PLOTS] = {"Held-out loss", "Training loss, smoothed", "Held-out reward",
                                                 "Reward of the training batches"};

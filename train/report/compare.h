@@ -8,8 +8,8 @@
 
 enum { COMPARE_RUNS = 8 };
 
-/* Reads metrics.jsonl and config.ini of each run directory. Prints the results and the settings that differ to `out`.
- * Writes both, with overlaid plots, to the file `html` (NULL: no file). 2 to COMPARE_RUNS runs. */
+/* Reads metrics.jsonl and config.ini of 2 to COMPARE_RUNS run directories. Prints the results and the settings that
+ * differ to `out`, and with overlaid plots to the file `html` (NULL: none). */
 int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, struct err *err) MT_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* history_events.c - reads what runs record about their experts and about a profiled step. */
+/* history_events.c - see history_events.h. */
 #include "train/report/history_events.h"
 
 #include <math.h>
@@ -101,7 +101,7 @@ int history_experts_add(struct history_experts *x, struct json event, double ste
     for (int64_t i = 0; !rc && i < cells; i++) x->rows[i] += add[i];
     for (int k = 0; !rc && k < MT_LEN(keys); k++) {
         if (has[k] && !*to[k]) *to[k] = mem_array(cells, (int64_t)sizeof(double));
-        for (int64_t i = 0; has[k] && i < cells; i++) /* norms and ranks: of the last event */
+        for (int64_t i = 0; has[k] && i < cells; i++) /* norms and ranks are those of the last event */
             (*to[k])[i] = (k ? 0 : (*to[k])[i]) + add[(k + 1) * cells + i];
     }
     if (!rc) summarise(x, add, step);
@@ -185,7 +185,6 @@ static struct history_reward *find_reward(struct history_rollouts *h, const char
     return r;
 }
 
-/* Adds rewards/NAME/mean, after the event's step. */
 static void add_rewards(struct history_rollouts *h, struct json event)
 {
     static const char begin[] = "rewards/", end[] = "/mean";

@@ -1,4 +1,4 @@
-/* html.c - head and style of a page. */
+/* html.c - see html.h. */
 #include "train/report/html.h"
 
 #include "train/report/svg.h"

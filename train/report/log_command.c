@@ -1,4 +1,4 @@
-/* log_command.c - the process of log.command: start, lines, end. */
+/* log_command.c - see log_command.h. */
 #include "train/report/log_command.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* log_command.h - log.command: a process whose standard input has the lines of metrics.jsonl. The file is the queue:
- * the run reads the lines that the process has not received from the file and writes as many bytes as the pipe takes,
- * without waiting. So a process that reads slowly does not delay the run. */
+ * the run writes as many of its bytes as the pipe takes, without waiting. So a process that reads slowly does not delay
+ * the run. */
 #ifndef MT_LOG_COMMAND_H
 #define MT_LOG_COMMAND_H
 

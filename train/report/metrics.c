@@ -129,7 +129,7 @@ static void draw_fields(char fields[N_FIELDS][64], int columns)
 
 static int step_width(const struct step_metrics *s) { return snprintf(NULL, 0, "%lld", (long long)s->total_steps); }
 
-/* The last steps, and evaluations as often as so far. */
+/* Assumes steps as fast as the last ones, and evaluations as often as so far. */
 static double seconds_left(const struct metrics *m, const struct step_metrics *s)
 {
     const int64_t n = MT_MIN(m->run_steps, METRICS_RECENT);

@@ -1,4 +1,4 @@
-/* metrics.h - the step line, metrics.jsonl. */
+/* metrics.h - the step line and metrics.jsonl. */
 #ifndef MT_METRICS_H
 #define MT_METRICS_H
 
@@ -35,8 +35,7 @@ struct eval_metrics {
     double ms;
 };
 
-/* The time left is estimated from this number of last steps, because the first steps are slower and a machine's speed
- * may change. */
+/* The time left is estimated from this number of last steps, because the speed may change. */
 enum { METRICS_RECENT = 20 };
 /* The `schema` of metrics.jsonl (train/report/README.md). Raise it when the meaning of a key changes. */
 enum { METRICS_SCHEMA = 1 };
@@ -89,8 +88,9 @@ void metrics_put_parts(struct json_out *o, const struct objective_means *parts, 
 void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse);
 /* Prints prompt and text, each shortened to a line, and appends the event with both in full. */
 void metrics_sample(struct metrics *m, const struct sample_metrics *s);
-/* The experts of all layers, [n_layer, n_exp]. rows, gates: rows and sums of their combine weights since the last
- * event. norms, ranks: of the experts' adapters, or NULL; ranks only with lora.r_by = routing. */
+/* The experts of all layers, [n_layer, n_exp]. rows, gates: of each expert, its rows and the sum of their combine
+ * weights since the last event. norms, ranks: of the experts' adapters, or NULL; ranks only with lora.r_by =
+ * routing. */
 struct expert_metrics {
     int64_t step, n_layer, n_exp;
     const int64_t *rows;

@@ -1,5 +1,5 @@
-/* metrics_cut.c - which lines of metrics.jsonl stay when a run continues. The file then has the events of a run that
- * was never interrupted, and a `start` for each continuation. */
+/* metrics_cut.c - see metrics_cut.h. The file then has the events of a run that was never interrupted, and a `start`
+ * for each continuation. */
 #include "train/report/metrics_cut.h"
 
 #include <inttypes.h>

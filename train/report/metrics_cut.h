@@ -14,7 +14,7 @@ struct metrics_end {
 
 /* Removes from dir/metrics.jsonl, if it exists, the lines that a killed or interrupted run wrote after `end`: events of
  * later steps; an evaluation of step `end` that will be repeated, with its samples; the `start` of a run whose other
- * events are all removed; an incomplete line. If there is none of these, the file is not written. */
+ * events are all removed; an incomplete line. */
 int metrics_cut(const char *dir, const struct metrics_end *end, struct err *err) MT_CHECK;
 
 #endif

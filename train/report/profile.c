@@ -131,7 +131,6 @@ static void open_event(struct json_out *o, const char *name, const char *kind, i
     json_out_i64(o, "pid", rank);
 }
 
-/* Bytes in use of the arenas. */
 static void put_counter(struct json_out *o, const struct prof_event *e, double ms, int rank)
 {
     static const char *const arenas[DEV_ARENAS] = {"weights", "state", "work"};

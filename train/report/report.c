@@ -1,5 +1,4 @@
-/* report.c - metrics.jsonl -> report.html: key figures, plots, heat map, evaluations, configuration, in one file
- * without scripts. */
+/* report.c - see report.h. */
 #include "train/report/report.h"
 
 #include <math.h>
@@ -227,7 +226,6 @@ static void write_evals(FILE *out, const struct history *h)
     fputs("</table></div>\n", out);
 }
 
-/* Writes the answers of the last evaluation that has answers, and the number of earlier answers in metrics.jsonl. */
 static void write_samples(FILE *out, const struct history *h)
 {
     const double last = h->samples[h->n_samples - 1].step;

@@ -4,9 +4,8 @@
 
 #include "kernels/base.h"
 
-/* Writes dir/report.html from dir/metrics.jsonl, self-contained: SVG plots of train and eval loss, learning rate,
- * gradient norm, throughput; heat map of tokens per expert per layer; the configuration. Plots without data are
- * omitted. */
+/* Writes dir/report.html, self-contained, from dir/metrics.jsonl: plots of losses, learning rate, gradient norm,
+ * throughput; heat map of tokens per expert and layer; the configuration. */
 int report_write(const char *dir, const char *title, const char *config_text, struct err *err) MT_CHECK;
 
 #endif

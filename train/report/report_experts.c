@@ -1,4 +1,4 @@
-/* report_experts.c - which experts a run used, how much the router relied on them, and which adapters it changed. */
+/* report_experts.c - see report_experts.h. */
 #include "train/report/report_experts.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* report_profile.c - where the time of a step goes, and what memory it needs when. */
+/* report_profile.c - see report_profile.h. */
 #include "train/report/report_profile.h"
 
 #include "train/report/svg.h"

@@ -1,4 +1,4 @@
-/* run_summary.c - the last lines of a run. */
+/* run_summary.c - see run_summary.h. */
 #include "train/report/run_summary.h"
 
 #include <string.h>

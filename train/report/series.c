@@ -1,4 +1,4 @@
-/* series.c - a growing array of numbers. */
+/* series.c - see series.h. */
 #include "train/report/series.h"
 
 #include <math.h>

@@ -1,11 +1,11 @@
-/* svg.c - line plots and heat maps as inline SVG. */
+/* svg.c - see svg.h. */
 #include "train/report/svg.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_POINTS 1000 /* of a path */
+#define MAX_POINTS 1000 /* points of a path */
 #define MAX_DOTS   500
 #define MAX_TITLED 10000 /* cells of a heat map that have a tooltip */
 
@@ -239,7 +239,6 @@ static void draw_row(FILE *out, const struct grid *g, int64_t row)
                 y + g->height / 2 + 4, largest / sum * (double)h->cols);
 }
 
-/* The colour scale, from 0 to the largest value. */
 static void draw_legend(FILE *out, const struct grid *g, double left, double top)
 {
     char text[32];

@@ -89,7 +89,7 @@ bool environment_next(struct environment *e, struct environment_reply *reply)
     return true;
 }
 
-/* Of a completion that has ended meanwhile. */
+/* Drops the replies of a completion that has ended. */
 static void drop_replies(struct environment *e, int64_t id)
 {
     int64_t kept = e->first;
@@ -216,7 +216,7 @@ int environment_step(struct environment *e, int64_t id, const char *message, con
 {
     struct text_buf line = {0};
     struct episode *of = find(e, id);
-    if (!of) return 0; /* the reply LOST is there */
+    if (!of) return 0; /* it is lost, and its reply says so */
     MT_REQUIRE(!of->waits, "completion %lld has no turn", (long long)id);
     of->waits = true;
     of->n_turn++;
@@ -228,7 +228,7 @@ int environment_step(struct environment *e, int64_t id, const char *message, con
     return send(e, &line, err);
 }
 
-/* The reply to its last request, if any, is still to come. */
+/* The reply to the last request of the completion may still come. */
 int environment_end(struct environment *e, int64_t id, struct err *err)
 {
     struct text_buf line = {0};
@@ -243,7 +243,7 @@ int environment_end(struct environment *e, int64_t id, struct err *err)
 
 /* ---- the program ---- */
 
-/* All its completions are lost. */
+/* After a failure of the program all its open completions are lost. */
 static int fail(struct environment *e, const char *why, struct err *err)
 {
     char lost[96];

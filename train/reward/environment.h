@@ -1,4 +1,4 @@
-/* environment.h - a program that answers the model's turns with messages, for completions of several turns with tools.
+/* environment.h - a program that answers the model's turns with messages.
  *
  * It is started once, for all completions of this process. Requests and replies are JSON objects, one on each line:
  *

@@ -261,7 +261,7 @@ static void take(struct judge *j, struct request *q)
     end_request(j, q);
 }
 
-/* A request that has ended; again later, or never. */
+/* Called for a request that has ended. Reads its score, or sends it again later, or gives up. */
 static int finish(struct judge *j, struct request *q, CURLcode rc, struct err *err)
 {
     long status = 0;

@@ -1,5 +1,5 @@
 /* judge.h - a reward that a language model gives: requests to an endpoint of OpenAI's chat completions, several at
- * once. judge_add and judge_work send them, so that they run while other completions are sampled. */
+ * once, while other completions are sampled. */
 #ifndef MT_JUDGE_H
 #define MT_JUDGE_H
 

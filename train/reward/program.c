@@ -157,8 +157,8 @@ static int read_lines(struct program *p, const struct program_reader *reader, bo
     return 0;
 }
 
-/* When the program has ended and all its output is read, it closes the output, even if a process that the program
- * started still has the pipe open. */
+/* When the program has ended and all its output is read, program_work closes the pipe, even if a process that the
+ * program started still has it open. */
 int program_work(struct program *p, const struct program_reader *reader, struct err *err)
 {
     const bool ended = child_has_ended(&p->child);
@@ -212,7 +212,6 @@ int program_restart(struct program *p, const char *why, const char *lost, struct
     return rc ? not_started(p, rc, err) : 0;
 }
 
-/* It may be writing what nobody needs any more. */
 void program_close(struct program *p)
 {
     const struct program_reader nobody = {.line = ignore};

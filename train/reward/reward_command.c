@@ -95,7 +95,7 @@ static int take_line(void *user, const char *text, int64_t size, struct err *err
 
 /* ---- a step ---- */
 
-/* The rows without an answer have no reward, nor have the rows of the step that are still to come. */
+/* The rows of the step that have no answer, and its later rows, get no reward. */
 static int fail(struct reward_command *c, const char *why, struct err *err)
 {
     char lost[128];

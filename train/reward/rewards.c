@@ -150,7 +150,7 @@ static int score(struct reward *r, const struct reward_item *item, struct json c
     struct verify_text reference = {.text = NULL};
     const bool has = verifier_has_reference(r->key.kind);
     struct verify_answer answer = item->answer;
-    if (!answer.content.text) answer.content.text = ""; /* of no bytes */
+    if (!answer.content.text) answer.content.text = ""; /* an empty answer */
     if (!answer.whole.text) answer.whole.text = "";
     const int rc = has && r->key.reference ? reference_of(&text, &reference, columns, r->key.reference, err) : 0;
     if (!rc) *value = verifier_score(&r->verifier, &answer, reference);

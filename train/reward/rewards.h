@@ -1,8 +1,7 @@
 /* rewards.h - the rewards of [reward] for the completions of a step: built-in ones (verify.h), those of programs
  * (reward_command.h) and of language models (judge.h), which run while completions are sampled.
  *
- * The order of calls: rewards_open; for each step rewards_begin, rewards_submit for each completion, rewards_collect;
- * rewards_close. */
+ * For each step: rewards_begin, rewards_submit for each completion, rewards_collect. */
 #ifndef MT_REWARDS_H
 #define MT_REWARDS_H
 

@@ -1,5 +1,4 @@
-/* verify.h - built-in rewards: a number for an answer, by a rule. The rules that only say right or wrong are
- * verifiers. */
+/* verify.h - built-in rewards: a number for an answer. Rules that only say right or wrong are verifiers. */
 #ifndef MT_VERIFY_H
 #define MT_VERIFY_H
 

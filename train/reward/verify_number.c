@@ -62,7 +62,6 @@ static void put_number(struct text_buf *out, bool minus, const char *run, int64_
     out->text[0] = '-';
 }
 
-/* The last number of t; false: there is none. */
 static bool find_number(struct text_buf *out, struct verify_text t)
 {
     for (int64_t end = t.size, begin; end > 0; end = begin) {

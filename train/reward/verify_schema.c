@@ -307,7 +307,6 @@ static bool fits_value(struct schema *s, struct json schema, struct json v, int 
     }
 }
 
-/* The schemas of a list that accept v. */
 static int64_t n_accepting(struct schema *s, struct json list, struct json v, int depth)
 {
     int64_t n = 0;

@@ -108,7 +108,6 @@ static int end(struct place *p, struct err *err)
     return environment_end(p->all->opt.environment, id_of(p), err);
 }
 
-/* Adds the members of a list in JSON. */
 static void put_list(struct text_buf *to, const char *list)
 {
     const int64_t n = (int64_t)strlen(list);
@@ -244,7 +243,6 @@ static int take_reply(struct place *p, const struct environment_reply *reply, st
 /* Whether the row or the reset has tools; calls are parsed only then. */
 static bool has_tools(const struct place *p) { return p->tools.size || p->row->tools; }
 
-/* Sends the turn as a message to the environment. */
 static int tell(struct place *p, const char *text, int64_t size, struct err *err)
 {
     const int64_t n = episode_last_turn(p->tokens.mask, p->tokens.n_prompt, p->tokens.n);

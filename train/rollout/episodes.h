@@ -2,9 +2,9 @@
  * with messages, after which the next turn is sampled.
  *
  * A turn is a request of the engine. The prompt of the next request is the tokens of all earlier turns and messages;
- * the engine continues the cache of the earlier turn if it still has it (kept.h). If the resets of a prompt's samples
- * give equal prompts, their first turns are one request. The first rank of an expert-parallel group has the environment
- * and tells the other ranks how completions continue. */
+ * the engine continues the cache of the earlier turn if it still has it (kept.h). If the environment's replies to
+ * `reset` give samples of a prompt equal prompts, their first turns are one request. The first rank of an
+ * expert-parallel group has the environment and tells the other ranks how completions continue. */
 #ifndef MT_EPISODES_H
 #define MT_EPISODES_H
 

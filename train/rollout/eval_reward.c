@@ -19,7 +19,6 @@ struct evaluation {
     struct round round;
 };
 
-/* Sizes of the engine for these prompts. */
 static int fit(struct evaluation *v, const char *adapter, struct err *err)
 {
     struct engine_work work = {.keeps = v->cfg.environment.command[0]};

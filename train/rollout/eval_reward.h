@@ -11,8 +11,8 @@ struct eval_reward_options {
     int64_t rows;       /* the first ones; 0: as many as an evaluation of the run */
     const char *output; /* NULL: none; a new file of the completions, as rows of recorded rollouts */
 };
-/* The usual options run the evaluation of a training run (online_eval.h) with this adapter, or if NULL with the base
- * model. Prints a line of JSON. All ranks call it. */
+/* With the default options, runs the evaluation of a training run (online_eval.h). adapter NULL: the base model. Prints
+ * a line of JSON. All ranks call it. */
 int eval_reward_run(const struct eval_reward_options *o, const struct config *cfg, const char *adapter,
                     struct comm *all, struct err *err) MT_CHECK;
 

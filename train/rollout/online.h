@@ -1,4 +1,5 @@
-/* online.h - online RL: the generation batches of a run, sampled with the weights and adapters that train.
+/* online.h - online RL: the generation batches of a run, sampled with the weights and adapters that train. A generation
+ * batch has the completions on which steps_per_generation optimizer steps train.
  *
  * A batch is sampled when its first step begins. Sampling uses the work arena, which is empty between steps. A sample
  * depends only on the weights, train.seed, the step, its prompt and its number, not on the number of ranks. After a

@@ -49,7 +49,7 @@ static void compare(const struct online *o, struct batch *b, int64_t first, cons
     }
 }
 
-/* Sums of all ranks, in their order. */
+/* Sums over the ranks, in their order. */
 static void join(const struct online *o, struct online_proof *p)
 {
     struct comm *all = o->run->par.all;

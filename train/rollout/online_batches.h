@@ -1,6 +1,4 @@
-/* online_batches.h - micro-batches of a generation batch, with the sampler's experts; whether trainer and sampler
- * agree.
- */
+/* online_batches.h - micro-batches of a generation batch; whether trainer and sampler agree. */
 #ifndef MT_ONLINE_BATCHES_H
 #define MT_ONLINE_BATCHES_H
 

@@ -42,7 +42,7 @@ void online_log_stats(struct json_out *out, const struct online *o, const struct
     json_out_i64(out, name, s->n_null);
 }
 
-/* All completions are truncated. */
+/* Called if all completions are truncated. */
 static void warn_of_truncation(const struct config *c, const char *where, const char *null)
 {
     const bool fewer = c->environment.command[0] && c->environment.tokens &&

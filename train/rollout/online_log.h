@@ -10,8 +10,8 @@
 void online_log_stats(struct json_out *out, const struct online *o, const struct rollout_stats *s, const char *prefix);
 /* Warns if every completion is truncated, and of rewards that are null for all of them. where: "step 3". */
 void online_log_warn(const struct online *o, const struct rollout_stats *s, const char *where);
-/* ", 3 without a reward, 2 lost by the environment"; "": there are none. Means leave out the former; the rewards of the
- * latter lack that of the environment, so means with and without such rows are not comparable. */
+/* Writes ", 3 without a reward, 2 lost by the environment", or "". Means leave out rows without a reward. The reward of
+ * a lost row lacks the environment's part, so means with and without lost rows are not comparable. */
 const char *online_log_nulls(char out[96], const struct rollout_stats *s);
 /* The event `rollouts`, a line and warnings. */
 void online_log_batch(struct metrics *m, const struct online *o, const struct online_proof *p);

@@ -20,11 +20,11 @@ struct rollout_turns {
  * (train/generate/row_answer.h). turns NULL: there is no environment. */
 void rollout_line_put(struct text_buf *out, const struct run *r, int64_t group, const char *key,
                       const struct sample_request *q, const struct sample *s, const struct rollout_turns *turns);
-/* Of "id"; false: it has another form. */
+/* Reads GROUP and SAMPLE from "id"; false: it has another form. */
 bool rollout_line_id(struct json row, int64_t *group, int64_t *sample);
 /* Appends "reward": reward, "rewards": {NAME: value, ..}. values [rewards_count]; NaN is written as null. */
 void rollout_rewards_put(struct text_buf *out, const struct rewards *rewards, double reward, const double *values);
-/* The line with these in place of its null. */
+/* Copies the line with these two members in place of "reward": null. */
 void rollout_line_reward(struct text_buf *out, const char *line, int64_t size, const struct rewards *rewards,
                          double reward, const double *values);
 /* The line as a row of `to`, with its routing. */

@@ -41,7 +41,6 @@ static bool opens_reasoning(const struct round *r, const struct sample *s, const
     return opens;
 }
 
-/* Asks for the rewards of sample `at`. */
 static int submit(struct round *r, int64_t at, const struct sample *s, const struct rollout_turns *turns,
                   struct err *err)
 {
@@ -68,7 +67,7 @@ static int submit(struct round *r, int64_t at, const struct sample *s, const str
     return rc;
 }
 
-/* The same for a line that was read back. */
+/* As submit, for a line that was read from the journal. */
 static int submit_line(struct round *r, int64_t at, struct err *err)
 {
     const struct round_sample *s = &r->samples[at];
@@ -161,7 +160,7 @@ static void take(void *user, const struct sample *s)
     if (keep(r, a->prompt, &a->q, s, NULL, r->err)) fail(r);
 }
 
-/* Takes what the journal has of a prompt. */
+/* Takes the samples and rewards of a prompt that the journal has. */
 static int take_journal(struct round *r, int64_t prompt, struct err *err)
 {
     const struct round_options *o = r->opt;

@@ -1,5 +1,5 @@
 /* round.h - a round of sampling: completions of some prompts and their rewards. The ranks divide the prompts, and all
- * ranks get all results. So the results do not depend on the number of ranks. */
+ * get all results, which do not depend on the number of ranks. */
 #ifndef MT_ROUND_H
 #define MT_ROUND_H
 

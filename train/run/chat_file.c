@@ -1,4 +1,4 @@
-/* chat_file.c - chat_template.jinja beside an adapter and in exports. */
+/* chat_file.c - see chat_file.h. */
 #include "train/run/chat_file.h"
 
 #include <string.h>

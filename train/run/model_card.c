@@ -1,4 +1,4 @@
-/* model_card.c - README.md of an adapter. */
+/* model_card.c - see model_card.h. */
 #include "train/run/model_card.h"
 
 #include <math.h>

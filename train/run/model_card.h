@@ -6,8 +6,8 @@
 
 #include "train/run/run.h"
 
-/* Returns Markdown with the front matter that model hubs read; the caller frees it (mem_free). Needs an open run.
- * Losses come from output.dir/metrics.jsonl. The text has no date or times, so equal runs give equal text. */
+/* Returns Markdown with the front matter that model hubs read; mem_free it. Needs an open run. Losses come from
+ * output.dir/metrics.jsonl. The text has no times: equal runs give equal text. */
 char *model_card(const struct run *r, const struct train_state *s, int64_t total_steps);
 /* Writes the section "Use" for an adapter in PEFT's format. warns: peft_config_warns. */
 void model_card_use(FILE *out, const char *base_model, const struct arch *a, bool warns);

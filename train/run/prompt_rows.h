@@ -20,12 +20,12 @@ struct prompt_rows {
 };
 
 /* Reads rows {prompt | messages, other keys} from files of the forms of data files. columns, as data.columns: renames
- * keys to prompt or messages, or makes messages of user and system. Error: there are bad rows; the error shows the
- * first of them. Rows whose prompt has more than most_tok tokens are left out and counted. */
+ * keys to prompt or messages, or makes messages of user and system. Error: there are bad rows. Rows whose prompt has
+ * more than most_tok tokens are left out and counted. */
 int prompt_rows_load(struct prompt_rows *p, const struct run *r, const char *files, const char *columns,
                      int64_t most_tok, struct err *err) MT_CHECK;
-/* Makes a data set of the prompts: document i is the prompt of row i. It gives the order of prompts, the epochs and the
- * hashes of the data. */
+/* Makes a data set in which document i is the prompt of row i; it gives the order of prompts, the epochs and the
+ * hashes. */
 void prompt_rows_documents(const struct prompt_rows *p, struct dataset *ds);
 /* Opens the tokenizer, reads the rows of data.train and data.eval, and makes r->train and r->eval of their prompts,
  * whose tokens have no loss. With data.eval_split the held-out rows are in `train`. train NULL: only data.eval. */

@@ -1,5 +1,4 @@
-/* run.c - configuration, device, headers of the checkpoint, ranks: cheapest checks first, so that errors are reported
- * before a large file is loaded. */
+/* run.c - see run.h. Cheapest checks first, so that errors are reported before a large file is loaded. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "train/run/run.h"
 
@@ -95,8 +94,7 @@ static int check_targets(const struct run *r, struct err *err)
     return rc ? -1 : 0;
 }
 
-/* For before_weights, which checks settings and finds the data after config.json and before the weights are downloaded.
- * So a wrong setting is reported before large files are downloaded. */
+/* For before_weights, which checks settings and finds the data before the weights are downloaded. */
 struct arch_opening {
     struct run *r;
     bool train, data; /* check the targets; find the data */

@@ -62,16 +62,16 @@ void run_cut_documents(struct dataset *ds, int64_t most);
 /* As run_open_data, if rows are prompts (data.prompts): makes documents of the prompts, truncated to data.seq_len, in
  * which every token has loss. */
 int run_open_prompt_texts(struct run *r, bool train, struct err *err) MT_CHECK;
-/* As run_open_data, for data.format = rollouts: fills r->rollouts, and r->train with their documents. Errors: the rows
- * are not whole generations, or lack a key that the settings read. */
+/* As run_open_data, for data.format = rollouts: fills r->rollouts, and r->train with their documents. Errors: the
+ * number of rows is not a multiple of those of a generation, or rows lack a key that the settings read. */
 int run_open_rollouts(struct run *r, struct err *err) MT_CHECK;
 /* The request of a plan, for a run whose headers are open and whose weights are not loaded. */
 struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use);
 /* Makes the plan, allocates the arenas, loads weights and adapters, and prints the time. adapter_dir: a PEFT directory
  * with the adapters; NULL: new adapters. */
 int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err) MT_CHECK;
-/* Call after run_open_headers: makes this process a rank of `all`, which the caller owns and which must outlive the
- * run. Divides the machine's cores among its ranks and connects the devices. */
+/* Call after run_open_headers: makes this process a rank of `all`, which must outlive the run. Divides the machine's
+ * cores among its ranks and connects the devices. */
 int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
 /* Writes a text such as "experts read weights quantised to mxfp4, with the adapter merged, and inputs quantised to
  * fp8". adapted: false for the base model. */

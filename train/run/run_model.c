@@ -1,5 +1,4 @@
-/* run_model.c - makes the plan, reserves the memory, loads weights and adapters, and checks that they belong
- * together. */
+/* run_model.c - plan, memory, weights and adapters of a run; checks that these belong together. */
 #include <string.h>
 
 #include "kernels/threads.h"

@@ -56,7 +56,6 @@ static int check_rows(const struct run *r, struct err *err)
     return c->objective.old == CFG_OLD_ROWS ? check_old(r, err) : 0;
 }
 
-/* False: all rewards are null. */
 static bool has_reward(const struct rollouts *r)
 {
     for (int64_t i = 0; i < r->n; i++)

@@ -5,10 +5,10 @@
 
 #include "train/serve/http.h"
 
-/* A choice: what the client has. */
+/* What the client has received of a choice (one sample). */
 struct sent {
     struct text_buf text, logprobs; /* copies of what is new, made under the mutex */
-    struct job_sample end;          /* only `end` and `stop`, once it ended */
+    struct job_sample end;          /* only `end` and `stop`, when the sample has ended */
     int64_t n, content, reasoning, calls;
     bool ended, role, finished;
     struct message m;

@@ -9,7 +9,7 @@ struct api_error {
     char param[80]; /* the wrong parameter; "": none */
     struct err why;
 };
-/* Removes the directory of `path` from a message, because clients need not know where files are. */
+/* Removes the directory of `path` from a message. */
 void api_hide_directory(struct err *e, const char *path);
 /* {"error": {"message", "type", "param", "code"}} */
 void api_put_error(struct text_buf *out, const struct api_error *e);

@@ -17,7 +17,7 @@ struct client {
     int fd;
     double since,
         late; /* since: clock_ms at which the server began to wait for a request; late: the deadline, INFINITY: none */
-    bool reads, counts; /* reads: the server waits for a request; counts: this client is one of n_answered */
+    bool reads, counts; /* reads: the server waits for a request; counts: the client is one of n_answered */
     bool ended;
     struct client *next, *before;
 };

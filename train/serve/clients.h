@@ -1,4 +1,4 @@
-/* clients.h - the connections of a server, and for how long each may keep the server waiting.
+/* clients.h - connections, and for how long each may keep the server waiting.
  *
  * A connection has a deadline while the server waits for its client: for a request, for a body, or for the client to
  * read. A thread closes connections after their deadline, even if the client is sending bytes. While there are more

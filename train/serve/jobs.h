@@ -76,8 +76,7 @@ void job_free(struct job *job);
 /* Returns 0, or the status of an error (429: the queue is full, 503: the server is closing); after an error the job
  * still belongs to the caller. */
 int jobs_add(struct jobs *j, struct job *job, struct err *err) MT_CHECK;
-/* Waits, at most 250 ms, until the job has changed: its n_call is not `seen`. The caller must hold the mutex, and holds
- * it afterwards. */
+/* Waits, at most 250 ms, until the job's n_call is not `seen`. The caller holds the mutex, before and after. */
 void job_wait(struct jobs *j, struct job *job, int64_t seen);
 void job_leave(struct jobs *j, struct job *job);
 

@@ -26,7 +26,7 @@ static void reply_error(struct http_reply *r, const struct api_error *e)
 
 /* ---- who asks ---- */
 
-/* In a time that does not depend on where they differ. */
+/* Compares in a time that does not depend on where the keys differ. */
 static bool same_key(const char *a, const char *b)
 {
     const size_t na = strlen(a), nb = strlen(b);
@@ -101,7 +101,7 @@ static void list_models(struct routes *s, const struct http_request *q, struct h
     struct models *m = s->api.models;
     text_put(&out, "{\"object\": \"list\", \"data\": [");
     jobs_lock(s->api.jobs);
-    (void)models_find(m, "/"); /* no name: adapters that are new */
+    (void)models_find(m, "/"); /* looks for new adapters, because no model has this name */
     for (int64_t i = 0; i < m->n; i++) {
         if (!models_has(m->items[i])) continue;
         text_put_comma(&out);
@@ -183,7 +183,7 @@ void routes_handle(void *user, const struct http_request *q, struct http_reply *
     static const struct {
         const char *method, *path;
         void (*reply)(struct routes *s, const struct http_request *q, struct http_reply *r);
-        bool open; /* to all, at any time; the page asks for the key itself */
+        bool open; /* without a key and while requests are being answered; the page asks for the key itself */
     } rows[] = {{"GET", "/", put_page, true},
                 {"GET", "/health", put_health, true},
                 {"GET", "/v1/models", list_models, false},

@@ -11,7 +11,7 @@ struct serve_options {
     int64_t port, slots, sequences, context, queue, connections, body_mb;
     double timeout_s;
 };
-/* Runs until Ctrl-C. from_run: common.config is the configuration of a run, and its adapter is a model too. Changes
+/* Runs until Ctrl-C. from_run: common.config is the configuration of a run, whose adapter is a model too. Changes
  * cfg. */
 int serve_run(const struct serve_options *o, bool from_run, struct config *cfg, struct err *err) MT_CHECK;
 

@@ -1,4 +1,4 @@
-/* calibrate.c - quant.activations: measures the largest magnitudes of the inputs of products. */
+/* calibrate.c - see calibrate.h. */
 #include "train/session/calibrate.h"
 
 #include "train/session/first_passes.h"

@@ -1,5 +1,4 @@
-/* earlier.c - the earlier run in output.dir, or the checkpoint that train.resume names, and how this run continues from
- * it. */
+/* earlier.c - see earlier.h. */
 #include "train/session/earlier.h"
 
 #include <math.h>
@@ -85,7 +84,6 @@ static int take_settings(struct training *t, struct err *err)
     return resume_take_settings(&t->from, &t->settings, err);
 }
 
-/* Sets t->complete if nothing is left to do; then the files of the run are not changed. */
 static int check_complete(struct training *t, bool loaded, struct err *err)
 {
     uint64_t fingerprint;
@@ -143,7 +141,7 @@ int earlier_restore(struct training *t, struct err *err)
     char dir[MT_PATH];
     if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) || run_load_adapter(&t->run, ad, dir, err))
         return -1;
-    ad->amax.known = ad->amax.calibrated = false; /* those of a run's start are of its first adapter */
+    ad->amax.known = ad->amax.calibrated = false; /* measured at the start of that run; this run measures again */
     ad->step = 0;
     return 0;
 }

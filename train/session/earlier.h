@@ -4,11 +4,10 @@
 
 #include "train/session/training.h"
 
-/* Both set t->complete if nothing is left to do; then the files of the run are not changed. earlier_check_headers
- * compares the fingerprint of the weights before the model is loaded, and calls t->hook. With a teacher's adapter the
- * fingerprint needs the model, so earlier_check_model does it. */
+/* The two checks set t->complete if nothing is left to do; then the files of the run are not changed.
+ * earlier_check_headers compares the fingerprint of the weights before the model is loaded, and calls t->hook. With a
+ * teacher's adapter the fingerprint needs the model, so earlier_check_model does it. */
 int earlier_check_headers(struct training *t, struct err *err) MT_CHECK;
-/* The checks that need the loaded model. */
 int earlier_check_model(struct training *t, struct err *err) MT_CHECK;
 /* Continues from a checkpoint, or starts from lora.init_from or new adapters. Every rank reads the files. */
 int earlier_restore(struct training *t, struct err *err) MT_CHECK;

@@ -1,4 +1,4 @@
-/* first_passes.c - forward passes over the first training data, before training. */
+/* first_passes.c - see first_passes.h. */
 #include "train/session/first_passes.h"
 
 static void run_pass(struct run *r, const struct batch *b, const struct model_pass *pass)

@@ -1,5 +1,4 @@
-/* inputs.c - checks that the files and directories of model.path, data.train, data.eval, data.chat_template,
- * eval.prompts, lora.init_from and distill.teacher exist, have the right kind and are readable. */
+/* inputs.c - see inputs.h. Files and directories must exist, have the right kind and be readable. */
 #include "train/session/inputs.h"
 
 #include <errno.h>

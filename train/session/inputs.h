@@ -4,8 +4,7 @@
 
 #include "train/config/config.h"
 
-/* Checks the paths of a training run. An error names key, value, what is wrong with the path, and what to do. hub.h
- * checks hub: paths. */
+/* Checks the paths of a training run. hub.h checks hub: paths. */
 int inputs_check(const struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

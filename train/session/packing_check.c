@@ -1,4 +1,4 @@
-/* packing_check.c - compares the loss of packed documents with the loss of the same documents unpacked. */
+/* packing_check.c - see packing_check.h. */
 #include "train/session/packing_check.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@ enum { BEFORE = 256, TOKENS = 768, DOCUMENTS = 3, BATCHES = 8, COMPARED = 3 };
  * [n_seq+1] separates the sequences for attention. */
 static void add_loss(struct run *r, const struct batch *b, int64_t from, int64_t n, const int32_t *cu, int64_t n_seq)
 {
-    const struct model_pass pass = {.inputs = QAT_INPUTS_PLAIN}; /* an ulp would move a code */
+    const struct model_pass pass = {.inputs = QAT_INPUTS_PLAIN}; /* rounding could change a code */
     const int32_t *tok = b->tok + from, *pos = b->pos + from;
     int32_t *rows = mem_array(n, sizeof(*rows)), *ids = mem_array(n, sizeof(*ids));
     struct model_batch mb = {.n_tok = n, .n_seq = n_seq, .tok = tok, .pos = pos, .cu = cu};

@@ -1,5 +1,5 @@
-/* policy_run.c - see policy_run.h. The position in the data determines the generation of a step: in an epoch each
- * generation occurs n_iteration times in a row (struct loader_options). */
+/* policy_run.c - see policy_run.h. The position in the data determines the generation (train/policy/generation.h) of a
+ * step: in an epoch each generation occurs n_iteration times in a row (struct loader_options). */
 #include "train/session/policy_run.h"
 
 #include <math.h>
@@ -31,8 +31,8 @@ static const struct dataset *documents_of(const struct training *t)
 }
 
 /* The number of tokens in all generations up to this one: prompts, and tokens of completions that the model wrote. The
- * rows of earlier batches of online RL are not in memory: the state has their number, after the first step of a batch
- * also that of this batch. */
+ * rows of earlier batches of online RL are not in memory: t->state has the number of their tokens, after the first step
+ * of a batch with those of this batch. */
 static double tokens_so_far(const struct training *t, const struct place *p)
 {
     const struct rollouts *r = rows_of(t);

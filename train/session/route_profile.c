@@ -1,4 +1,4 @@
-/* route_profile.c - lora.r_by = routing: sets the lora ranks of experts from the routing of the first training data. */
+/* route_profile.c - see route_profile.h. */
 #include "train/session/route_profile.h"
 
 #include "model/lora_routing.h"

@@ -1,5 +1,4 @@
-/* run_banner.c - prints, when the model is loaded: roofs of the device, model, adapters, quantisation, memory, steps,
- * and warnings about settings that have little or no effect. */
+/* run_banner.c - see run_banner.h. Also warns of settings that have little or no effect. */
 #include "train/session/run_banner.h"
 
 #include <stdio.h>
@@ -48,7 +47,6 @@ static void warn_of_experts(const struct run *r)
             "the loss may stay where it begins");
 }
 
-/* Prints which matrices are quantised, and warns if quantisation changes nothing. */
 static void print_quant(const struct run *r)
 {
     const struct config *cfg = r->cfg;

@@ -1,4 +1,4 @@
-/* saves.c - writes the files of a training run, and logs them. */
+/* saves.c - see saves.h. */
 #include "train/session/saves.h"
 
 #include <math.h>
@@ -71,7 +71,6 @@ void saves_close(struct training *t)
     if (metrics_close(&t->metrics, &other)) log_warn("%s", other.msg);
 }
 
-/* The model card, on the rank that writes it. */
 static char *card_of(const struct training *t)
 {
     return training_is_first(t) ? model_card(&t->run, &t->state, t->schedule.total_steps) : NULL;

@@ -22,7 +22,6 @@
 
 /* ---- output.dir, and the checkpoint to continue from */
 
-/* Deletes temporary files of a killed run. */
 static void remove_unfinished(const struct training *t)
 {
     static const char *const names[] = {"config.ini.tmp", "metrics.jsonl.tmp", "report.html.tmp"};
@@ -210,8 +209,8 @@ static void close_loader(struct training *t)
     if (t->loader) loader_close(t->loader);
 }
 
-/* A stage that finds the run complete ends the opening. If a stage fails, this stage and those before it are undone and
- * closed, the last first. So each close must accept a part that was not opened. */
+/* A stage that finds the run complete is the last one. If a stage fails, it and those before it are undone and closed,
+ * the last first; so `close` must accept a part that was not opened. */
 static const struct stage {
     int (*open)(struct training *, struct err *);
     void (*undo)(struct training *), (*close)(struct training *);

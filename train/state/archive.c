@@ -1,5 +1,4 @@
-/* archive.c - keeps the outputs of an earlier run when a new run starts in the same output.dir, and its later
- * checkpoints when a run continues from an earlier checkpoint.
+/* archive.c - see archive.h.
  *
  * One rename cannot move several names. The outputs are moved one by one to a hidden directory, which is then renamed
  * to archive-N. After a kill before this rename, the next start moves the contents back. If output.dir now has a newer
@@ -67,7 +66,6 @@ static int move_all(const char *from, const char *to, bool only_outputs, int64_t
     return rc;
 }
 
-/* The first archive-N that does not exist. */
 static int free_name(const char *dir, char name[32], struct err *err)
 {
     char path[MT_PATH];
@@ -93,7 +91,7 @@ int archive_recover(const char *dir, struct err *err)
 {
     char half[MT_PATH], to[MT_PATH];
     int64_t moved, kept;
-    if (file_in(half, dir, HALF, err) || file_check_link(half, err)) return -1; /* its target's files are not moved */
+    if (file_in(half, dir, HALF, err) || file_check_link(half, err)) return -1; /* the files of a link are not moved */
     if (!file_is_dir(half)) return 0;
     if (move_all(half, dir, false, &moved, &kept, err) || (kept && finish(dir, to, err)))
         return err_prefix(err, "restoring the outputs of an earlier run");

@@ -1,5 +1,4 @@
-/* best.c - keeps best/ and the checkpoints consistent: a run that continues from a checkpoint must have the best/ of
- * that checkpoint.
+/* best.c - see best.h. A run that continues from a checkpoint must have the best/ of that checkpoint.
  *
  * best/ changes at evaluations, and checkpoints are written at other steps. Before a new best/ replaces the one that
  * the newest checkpoint names, the checkpoint gets hard links to its files. A run that continues from there moves these

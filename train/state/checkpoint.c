@@ -483,7 +483,6 @@ int checkpoint_generation_load(const char *dir, int64_t n_label, float **old_nll
 
 /* ---- the folder of checkpoints ---- */
 
-/* Step of a directory name, or -1. */
 static int64_t step_of(const char *name)
 {
     size_t prefix = strlen(STEP_PREFIX), digits = strspn(name + MT_MIN(prefix, strlen(name)), "0123456789");

@@ -1,5 +1,4 @@
-/* checkpoint.h - writes and reads checkpoints, OUT/checkpoints/step-NNNNNN, with all that a run needs to continue with
- * the same bits. */
+/* checkpoint.h - checkpoints, OUT/checkpoints/step-NNNNNN: all that a run needs to continue with the same bits. */
 #ifndef MT_CHECKPOINT_H
 #define MT_CHECKPOINT_H
 

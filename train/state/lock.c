@@ -1,4 +1,4 @@
-/* lock.c - the lock of output.dir. A run takes it before its first write there and holds it until its end.
+/* lock.c - see lock.h. A run takes the lock before its first write in output.dir and holds it until its end.
  *
  * It is an open file description lock (F_OFD_SETLK, fcntl(2)). The kernel releases it whenever the process ends. NFS
  * clients pass it to the server, so it works between machines. Unlike a plain POSIX lock it survives another open and

@@ -350,7 +350,7 @@ static int check_state(const struct resume *r, const struct resume_run *run, str
         {"total_steps", s->total_steps, MT_MAX(s->step, 1), most},
         {"eval_from", s->eval_from, isfinite(s->best_loss) ? 0 : -1, s->step},
         {"best_step", s->best_step, isfinite(s->best_loss) ? s->eval_from : 0, isfinite(s->best_loss) ? s->step : 0},
-        {"n_worse", s->n_worse, 0, s->step + !isfinite(s->best_loss)}, /* step 0 counts where its loss was not finite */
+        {"n_worse", s->n_worse, 0, s->step + !isfinite(s->best_loss)}, /* step 0 counts if its loss was not finite */
         {"eval_step", s->eval_step, -1, s->step},
         {"seed", (int64_t)s->seed, cfg->train.seed, cfg->train.seed},
     };

@@ -29,8 +29,8 @@ int resume_find(struct resume *r, const struct config *cfg, const struct arch *a
 /* Call it after the data are read. Errors: the data are not those of the checkpoint; a member of the state has a value
  * that this run cannot reach. */
 int resume_check(const struct resume *r, const struct resume_run *run, struct err *err) MT_CHECK;
-/* Call it after the model is read, or after run_fingerprint. Error: hashes of the weights that both have differ. Warns
- * if an older version wrote the checkpoint, so that its hash cannot be compared. */
+/* Call it after the model is read, or after run_fingerprint. Error: a hash of weights that checkpoint and model both
+ * have differs. Warns if an older version wrote the checkpoint, so that its hash cannot be compared. */
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
                        const struct base_model *base, const struct arch *a, struct err *err) MT_CHECK;
 /* For CONFIG_NEXT options, which may change when a run continues. resume_has_settings: whether cfg has the checkpoint's

@@ -1,4 +1,4 @@
-/* run_config.c - the files that say with what a run trained. */
+/* run_config.c - see run_config.h. */
 #include "train/state/run_config.h"
 
 #include <stdio.h>

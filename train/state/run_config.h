@@ -4,8 +4,7 @@
 
 #include "train/state/resume.h"
 
-/* Writes output.dir/config.ini, always with train.resume = auto: a run with this file then continues. With `never` the
- * run would start again and archive the old one; with a path it would return to that checkpoint. */
+/* Writes output.dir/config.ini, always with train.resume = auto, so that a run with this file continues. */
 int run_config_write(const struct config *cfg, struct err *err) MT_CHECK;
 /* Whether the settings in output.dir/config.ini are those of the checkpoint (resume_has_settings). */
 bool run_config_is_of(const struct config *cfg, const struct resume *from);

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 /* Handles SIGINT, SIGTERM, SIGHUP, SIGPIPE and SIGUSR1 from now on; a second SIGINT or SIGTERM ends the process. text:
- * printed on standard error after the first signal, says what the command does; NULL: another rank prints it. */
+ * printed on standard error after the first signal; NULL: another rank prints it. */
 void stop_take_signals(const char *text);
 bool stop_asked(void);
 int stop_signal(void); /* the signal that arrived; 0: none */

@@ -10,8 +10,8 @@ struct special_token {
     int64_t id;
 };
 
-/* Sizes of DeepSeek-V4. Its first two layers have only a window; then layers with sparse and with heavy entries
- * alternate. */
+/* Sizes of DeepSeek-V4. Its first two layers have only a window. In the others tokens are also compressed to entries;
+ * layers with sparse and with heavy compression alternate. */
 struct preset_compress {
     int64_t q_lora, n_group, o_lora, rope, window, heavy; /* heavy: tokens per entry; sparse entries have 4 */
     int64_t n_index, index_dim, index_top;

@@ -32,7 +32,6 @@ static void put_numbers(struct json_out *o, const char *key, bool dynamic)
     json_out_close(o, '}');
 }
 
-/* FP8 of compressed-tensors. */
 static void put_compressed(struct json_out *o)
 {
     static const char *const kept[] = {"re:.*self_attn.*", "re:.*linear_attn.*", "re:.*gate$", "lm_head", NULL};
@@ -65,7 +64,6 @@ static void put_blocks(struct json_out *o)
     json_out_close(o, '}');
 }
 
-/* MXFP4 of gpt-oss. */
 static void put_mxfp4(struct json_out *o)
 {
     static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
@@ -76,7 +74,6 @@ static void put_mxfp4(struct json_out *o)
     json_out_close(o, '}');
 }
 
-/* NF4 of bitsandbytes. */
 static void put_nf4(struct json_out *o)
 {
     static const char *const kept[] = {"self_attn", "linear_attn", "router", "gate", "embed_tokens", "lm_head", NULL};
@@ -96,7 +93,7 @@ void presets_quantization(struct json_out *o, bool published, enum weight_format
 {
     static const struct {
         void (*put)(struct json_out *o);
-        void (*published)(struct json_out *o); /* of DeepSeek-V4, where it differs */
+        void (*published)(struct json_out *o); /* of DeepSeek-V4, if it differs from the others */
     } configs[] = {[WF_MXFP4] = {put_mxfp4, put_blocks},
                    [WF_NF4] = {put_nf4, NULL},
                    [WF_NVFP4] = {put_modelopt, NULL},

@@ -35,7 +35,7 @@ struct random_weights {
 /* The scale of a matrix such that its values have the root mean square std. WF_NVFP4: the global scale for
  * RANDOM_NIBBLES with RANDOM_E4M3. WF_FP8: the scale for RANDOM_FP8. */
 float random_weights_scale(enum weight_format format, double std);
-/* The exponent of the power of two next to that scale. */
+/* The biased exponent of the power of two nearest to the scale of WF_FP8. */
 uint8_t random_weights_exponent(double std);
 /* Writes bytes [at, at+n) of the tensor to dst; `at` is a multiple of 8. */
 void random_weights_bytes(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n);

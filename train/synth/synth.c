@@ -115,7 +115,6 @@ static bool next_piece(struct writer *w, struct piece *piece)
     return true;
 }
 
-/* Prints a line every 2 seconds. */
 static void print_progress(struct writer *w, int64_t n)
 {
     char done[32], all[32], left[32], speed[32];

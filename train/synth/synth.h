@@ -1,5 +1,4 @@
-/* synth.h - `moetrain synth`: writes a random checkpoint of a published architecture in the published layout, to try a
- * machine before a download. */
+/* synth.h - `moetrain synth`: writes a random checkpoint of a published architecture in the published layout. */
 #ifndef MT_SYNTH_H
 #define MT_SYNTH_H
 

@@ -81,8 +81,8 @@ static struct name with(struct name n, const char *suffix)
 }
 
 static double spread(int64_t n_in) { return 1 / sqrt((double)n_in); }
-/* The factor of the outputs of networks. It is smaller with squared ReLUs, whose values are larger than those of gated
- * activations. */
+/* The factor of the outputs of feed-forward networks. It is smaller with squared ReLUs, whose values are larger than
+ * those of gated activations. */
 static double network_gain(const struct synth *s)
 {
     return (glu_gated(&s->a.glu) ? 1 : 0.5) * GAIN / sqrt(2 * (double)s->p->n_layer);
@@ -102,7 +102,6 @@ static void add_query_norm(struct synth *s, struct name name, int64_t n, const s
     add_values(s, with(name, ".weight").s, n, 0, normal(mean, mean > 0 ? mean / 10 : 0.1));
 }
 
-/* The weight of a norm. */
 static void add_norm(struct synth *s, struct name name, int64_t n)
 {
     add_values(s, with(name, ".weight").s, n, 0, normal(s->a.norm_plus_one ? 0 : 1, 0.1));
@@ -185,8 +184,8 @@ static void add_compressed(struct synth *s, int64_t layer)
     add_linear(s, with(layer_name(s, layer, indexer), ".scorer.weights_proj"), c->n_index, d, spread(d), false);
 }
 
-/* Adds the tensors that mix the residual streams once: before a mixer, before a network, or in the head. Random bases
- * give the streams different weights. */
+/* Adds the tensors that mix the residual streams once: before a mixer, before a feed-forward network, or in the head.
+ * Random bases give the streams different weights. */
 static void add_hyper(struct synth *s, struct name name, const char *part, int64_t n_value, int64_t n_scale)
 {
     const int64_t cols = s->a.hyper.n_stream * s->a.d_model;
@@ -317,7 +316,6 @@ static struct random_weights draw_of(const struct matrix *p)
     return (struct random_weights){.std = p->std, .bytes = &p->scale};
 }
 
-/* A Linear per expert. */
 static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const size_t before = strcspn(p->pattern, "#");
@@ -439,7 +437,7 @@ static void add_experts(struct synth *s, int64_t layer)
     add_linear(s, linear_name(s, layer, LORA_LATENT_UP), a->d_model, a->d_latent, spread(a->d_latent), false);
 }
 
-/* The norms from one name on, before another. */
+/* Adds the norms from `from` on, up to another that is not added. */
 static void add_norms(struct synth *s, int64_t layer, enum norm_name from, enum norm_name end)
 {
     for (enum norm_name n = from; n < end; n++) {

@@ -28,8 +28,8 @@ struct form {
     const struct stored_layout *stack;  /* of all experts of gpt-oss; NULL: it has a tensor per expert */
     enum random_kind kind[3];           /* of the tensors, in either layout */
     bool published;                     /* only families that are published in it have such a layout */
-    /* DeepSeek-V4. names: tensors have the publisher's names, the only ones that transformers reads. blocks: other
-     * matrices have the published FP8. */
+    /* DeepSeek-V4. names: tensors have the publisher's names, the only ones that transformers reads. blocks: matrices
+     * other than experts are FP8, as published. */
     bool names, blocks;
 };
 
@@ -47,7 +47,7 @@ struct synth {
     bool sizes; /* only counts n_params and bytes */
 };
 
-/* By place: NULL: there is none. */
+/* Row i; NULL: i is past the end. */
 const struct form *synth_tensors_form(int64_t i);
 /* Lists the tensors of the first n_layer layers in `entries`, or counts them. */
 void synth_tensors_add(struct synth *s);

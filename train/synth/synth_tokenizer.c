@@ -7,8 +7,7 @@
 #include "data/chat/chat_template.h"
 #include "data/file/file.h"
 
-/* o200k's pre-tokenizer. Without merges it does not affect the ids. It is there so that a larger vocabulary could
- * replace this one. */
+/* o200k's pre-tokenizer. Without merges it does not affect the ids. */
 static const char o200k[] = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
                             "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
                             "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"

@@ -1,4 +1,4 @@
-/* commands.c - the commands eval and plan. */
+/* commands.c - see commands.h. */
 #include "train/tools/commands.h"
 
 #include <math.h>

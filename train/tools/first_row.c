@@ -38,7 +38,6 @@ static int kind_of(int *kind, struct json row, const char *where, struct err *er
                    where, reference);
 }
 
-/* The first row of a file. */
 static int read_row(int *kind, const char *path, struct err *err)
 {
     struct row_text text;

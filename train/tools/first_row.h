@@ -6,8 +6,8 @@
 
 /* Sets *kind to the objective.kind for `files`, a list as data.train: dpo for pairs of answers, kto for answers with
  * labels, otherwise sft. Error: the rows are prompts with an answer to verify, or recorded rollouts; these need
- * settings that cannot be found from the data. If the row cannot be read, the kind is sft, and the reader of the data
- * reports the error later. */
+ * settings that the data do not have. If the row cannot be read, the kind is sft; the reader of the data reports the
+ * error later. */
 int first_row_objective(int *kind, const char *files, struct err *err) MT_CHECK;
 
 #endif

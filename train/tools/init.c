@@ -11,7 +11,7 @@
 #include "train/objective/preference_keys.h"
 #include "train/tools/suit.h"
 
-/* The last part of the model's name, for names of files: gpt-oss-20b for hub:openai/gpt-oss-20b@main. */
+/* The last part of the model's name: gpt-oss-20b for hub:openai/gpt-oss-20b@main. */
 static int find_name(char name[MT_PATH], const char *model, struct err *err)
 {
     char whole[MT_PATH];
@@ -113,7 +113,6 @@ static void write_rest(const struct suit *s, const char *name, FILE *f)
     print_number(f, "save_every", every);
 }
 
-/* The first lines: what the values are for. */
 static void write_head(const struct suit *s, const char *name, FILE *f)
 {
     char *text = NULL;

@@ -5,7 +5,7 @@
 #include "model/arch/arch.h"
 #include "train/config/config.h"
 
-/* Fills text with clauses, separated by semicolons, that the file has as comments at lora.targets; false: none. */
+/* Fills text with clauses, separated by semicolons, which become comments at lora.targets; false: none. */
 #define INIT_NOTE_TEXT 1024
 typedef bool init_note_fn(char text[INIT_NOTE_TEXT], const struct config *cfg, const struct arch *a);
 struct init_args {
@@ -14,8 +14,8 @@ struct init_args {
     const char *gpu;
     double host_gb;
 };
-/* note: about the configuration, for the model. Writes the file and sets `path` to its path. It is an error if the file
- * exists. Also prints the text of suit_print. */
+/* Writes the file, with the comments of `note`, sets `path` to its path, and prints the text of suit_print. Error: the
+ * file exists. */
 int init_write(const struct init_args *args, init_note_fn *note, char path[MT_PATH], struct err *err) MT_CHECK;
 
 #endif

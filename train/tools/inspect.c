@@ -1,4 +1,4 @@
-/* inspect.c - prints a summary of the tensors of a checkpoint or adapter.
+/* inspect.c - see inspect.h.
  *
  * In a file a packed weight is several tensors (model/stored/stored.h). inspect prints one row per weight with its
  * logical shape; the bytes of scales and other helper tensors count as bytes of their weight. */
@@ -105,8 +105,9 @@ static void set_format(struct row *r, enum weight_format f, const char *more)
     for (char *c = r->format; *c && *c != ' '; c++) *c = (char)toupper((unsigned char)*c);
 }
 
-/* Sets the format of a weight in layout l. If a byte has several values, also sets its name and its logical shape: the
- * axis along which the values are packed has fewer scales than bytes. False: t is not a weight in this layout. */
+/* Sets the format of a weight in layout l. If a byte has several values, also sets the row's name and unpacked shape.
+ * The values are packed along the axis on which there are fewer scales than bytes. False: t is not a weight in this
+ * layout. */
 static bool describe_as(struct row *r, const struct safetensors *st, const struct st_tensor *t,
                         const struct stored_layout *l)
 {
@@ -282,7 +283,6 @@ static void print_totals(struct row *rows, int64_t n, FILE *out)
     print_total("total", count, params, bytes, out);
 }
 
-/* Prints text from a file without control characters. */
 static void print_text(const char *s, FILE *out)
 {
     for (int n; *s; s += MT_MAX(n, 1)) {

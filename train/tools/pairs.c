@@ -117,7 +117,7 @@ static bool is_answer(struct json message)
     return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "assistant");
 }
 
-/* Of a conversation; absent: the prompt is a text. */
+/* The messages of a conversation; absent: the prompt is a text. */
 static struct json messages_of(struct json row)
 {
     const struct json prompt = json_find(row, "prompt");

@@ -11,8 +11,8 @@ struct pairs_options {
     const char *checkpoint; /* NULL: pairs are not rendered */
 };
 /* Joins rows and answers by id. If a row's best and worst answer differ in `right` or `reward`, writes {prompt, chosen,
- * rejected}. With a checkpoint it leaves out pairs that training with its tokenizer and chat template refuses. Prints
- * the counts to `report`. */
+ * rejected}. With a checkpoint, leaves out pairs that training with its tokenizer and chat template refuses. Prints the
+ * counts to `report`. */
 int pairs_run(const struct pairs_options *o, FILE *report, struct err *err) MT_CHECK;
 
 #endif

@@ -9,7 +9,6 @@
 #include "data/safetensors.h"
 #include "train/adapter/amax_file.h"
 
-/* Checks that the folder of an adapter has a complete file of weights. */
 static int check_adapter(const char *dir, struct err *err)
 {
     char path[MT_PATH];
@@ -59,7 +58,6 @@ static void tell_others(const char *dir, char *const *names, int64_t n)
     text_free(&others);
 }
 
-/* An adapter, a checkpoint, or a folder with a GGUF file. */
 static int check_folder(const char *dir, struct err *err)
 {
     char **names;

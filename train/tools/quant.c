@@ -1,4 +1,4 @@
-/* quant.c - quantises the tensors of a safetensors file, to decoded values under the same names or to codes and scales.
+/* quant.c - see quant.h. Writes decoded values under the same names, or codes and scales.
  *
  * It makes two passes over the file, in chunks of rows. The first finds the largest magnitude of every expert, and
  * values that are not finite. The second writes. A file has its tensors in the order of dtypes, so codes and scales of
@@ -25,14 +25,12 @@ enum {
 
 enum part { PART_COPY, PART_VALUES, PART_CODES, PART_SCALES, PART_TOP, PART_SHAPE };
 
-/* A tensor of the input. */
 struct item {
     const struct st_tensor *t;
     int64_t n_exp, n_row, n_in;
     bool swapped; /* the file has [E, in, out] */
     float *amax;  /* [n_exp]; NULL: copied */
 };
-/* A tensor of the output. */
 struct piece {
     struct item *item;
     enum part part;
@@ -50,7 +48,7 @@ struct quant {
                                                the input already has quantised */
     const char *before;                     /* the first of these */
     char *x, *codes, *scales;               /* of one chunk */
-    char *y;                                /* x as [in, out]; NULL: not needed */
+    char *y;                                /* x transposed to [in, out]; NULL: not needed */
     struct file_writer out;
 };
 
@@ -103,7 +101,7 @@ static int find_order(const struct quant *q, struct item *item, struct err *err)
 }
 
 /* Sets item->n_exp, the product of the axes before the matrix. If the tensor has elements, the reader has checked that
- * the product does not overflow. If one axis is 0, the other axes may have any size, with --pack up to EMPTY. */
+ * the product does not overflow. If one axis is 0, the other axes may have any size, with --pack at most EMPTY. */
 static int count_experts(const struct quant *q, struct item *item, struct err *err)
 {
     const struct st_tensor *t = item->t;
@@ -178,7 +176,7 @@ static bool chunk_next(const struct item *item, struct chunk *c)
     c->n_row = MT_MIN(chunk_rows(item), item->n_row - c->first);
     return true;
 }
-/* The state before the first. */
+/* The state before the first chunk. */
 static struct chunk chunk_start(const struct item *item) { return (struct chunk){-1, item->n_row, 0}; }
 
 /* Transposes from [n_row, n_col] to `to` [n_col, n_row], elements of 2 or 4 bytes, in tiles that fit the cache. */
@@ -388,7 +386,7 @@ static int put_top(struct quant *q, const struct item *item, struct err *err)
     return 0;
 }
 
-/* [.., out, in] of the codes. */
+/* Puts the shape [.., out, in] of the codes. */
 static int put_shape(struct quant *q, const struct item *item, struct err *err)
 {
     int64_t shape[8];
@@ -431,7 +429,6 @@ static int write_all(struct quant *q, struct err *err)
 
 /* ---- the command */
 
-/* Checks that the directory of the output has enough free space. */
 static int check_space(const struct quant *q, struct err *err)
 {
     char dir[MT_PATH];
@@ -465,7 +462,7 @@ static int open_input(struct quant *q, struct err *err)
         return err_set(err, "%s is %s: quant takes a model. Merge the adapter first (moetrain export), or name a model",
                        in, strcmp(found, in) ? "a run with an adapter" : "an adapter");
     if (!safetensors_open(&q->st, in, err))
-        return q->st.n_missing ? safetensors_missing_error(&q->st, 0, err) : 0; /* its output would lack it too */
+        return q->st.n_missing ? safetensors_missing_error(&q->st, 0, err) : 0; /* the output would lack them too */
     struct config *cfg = mem_alloc(sizeof(*cfg));
     config_defaults(cfg);
     if (file_exists(in) && !file_is_dir(in) && file_size(in) > 0 && !config_load(cfg, in, &why))

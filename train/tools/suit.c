@@ -90,9 +90,8 @@ static int64_t usual_len(const struct suit *s)
     return MT_MIN(n, s->run.arch.max_len);
 }
 
-enum { ENOUGH = 50, MANY_DOCUMENTS = 1000 }; /* ENOUGH: to hold some of them out */
+enum { ENOUGH = 50, MANY_DOCUMENTS = 1000 }; /* ENOUGH: number of documents from which some are held out */
 
-/* Takes the objective from the first row of the data. */
 static int choose_objective(struct suit *s, struct err *err)
 {
     struct config *c = &s->cfg;
@@ -180,7 +179,7 @@ static bool adapt_attention(struct suit *s)
     return true;
 }
 
-/* The least loss first. */
+/* The changes that cost least come first. */
 static const struct change {
     bool (*apply)(struct suit *s); /* false: nothing to change */
     const char *words;

@@ -1,5 +1,5 @@
-/* suit.h - chooses settings for a model, its data and a GPU, for `plan MODEL`, `init` and `finetune`. It needs only
- * their names, and reads configuration, headers and tokenizer of the model, but no weights. */
+/* suit.h - chooses settings for a model, its data and a GPU, for `plan MODEL`, `init` and `finetune`. It reads
+ * configuration, headers and tokenizer of the model, but no weights. */
 #ifndef MT_SUIT_H
 #define MT_SUIT_H
 
@@ -20,8 +20,8 @@ int suit_card_find(struct suit_card *card, bool portable, struct err *err) MT_CH
 void suit_card_print(const struct suit_card *card, FILE *out);
 
 /* What suit_open may choose. seq_len: long enough for most documents; epochs: 1 to 3; grad_accum: up to 8 micro-batches
- * per step; eval_split: a part of the documents to hold out; objective: that of the data's first row; fit: other
- * values, until the plan fits. */
+ * per step; eval_split: a part of the documents to hold out; objective: that of the data's first row; fit: changes of
+ * other settings until the plan fits. */
 struct suit_choice {
     bool seq_len, epochs, grad_accum, eval_split, objective, fit;
 };

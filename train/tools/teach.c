@@ -1,6 +1,5 @@
-/* teach.c - the command teach: runs forward passes over all documents in order, and writes a row of JSONL for each:
- * input_ids, loss_mask, temperature, and topk_ids and topk_logprobs, with an entry per token (null for tokens without
- * loss). */
+/* teach.c - see teach.h. Writes a row of JSONL for each document, in order: input_ids, loss_mask, temperature, and
+ * topk_ids and topk_logprobs, with an entry per token (null for tokens without loss). */
 #include "train/tools/teach.h"
 
 #include <stdio.h>

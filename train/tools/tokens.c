@@ -1,4 +1,4 @@
-/* tokens.c - prints the micro-batches of training, and the ids of raw text and of messages.
+/* tokens.c - see tokens.h.
  *
  * Text is escaped: a terminal gets only printable characters, and an HTML page no markup from the text. */
 #include "train/tools/tokens.h"
@@ -188,7 +188,6 @@ static int load_prompts(struct run *r, struct err *err)
     return 0;
 }
 
-/* The documents of data.train that are not held out. */
 static int load_documents(struct run *r, struct err *err)
 {
     const struct config *cfg = r->cfg;
@@ -293,7 +292,6 @@ static void put_reason(struct tokens *t, const char *key, const struct err *why)
     text_put_string(&t->out, why->msg);
 }
 
-/* Writes the number of special tokens in the contents, and the first of them. */
 static void put_special(struct tokens *t, const struct tokenizer *tok, struct json row, int32_t id)
 {
     char number[64];
@@ -364,7 +362,6 @@ static int put_json(struct tokens *t, const struct tokenizer *tok, const struct 
     return rc;
 }
 
-/* A row per line of the text. */
 static int put_lines(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat,
                      const struct text_buf *text, struct err *err)
 {
@@ -387,7 +384,7 @@ static int read_all(const char *path, struct text_buf *text, struct err *err)
     int64_t n;
     struct line_reader *reader = line_reader_open_once(path, err);
     if (!reader) return -1;
-    int status = line_reader_peek(reader, &first, err); /* drops a byte order mark */
+    int status = line_reader_peek(reader, &first, err); /* peeking drops a byte order mark */
     text_put(text, "");
     while (!status && (status = line_reader_chunk(reader, &bytes, &n, err)) == 1) {
         text_put_bytes(text, bytes, n);
