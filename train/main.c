@@ -20,8 +20,7 @@ static int user_error(const struct err *err)
     return EXIT_USER;
 }
 
-/* Returns an error if standard output could not be written: the output is the result of the command, and must not be
- * incomplete without an error. */
+/* Returns an error if standard output could not be written. */
 static int printed(int code)
 {
     struct err err;

@@ -269,9 +269,9 @@ static int read_target_parameters(struct source *src, struct json root, struct e
     return 0;
 }
 
-/* Finds the target that a key of rank_pattern or alpha_pattern names. A key is the name of a target or the end of a
- * module's name. It may begin with ".*\\.", as PEFT's conversion of gate_proj and up_proj writes it. Other regular
- * expressions, and patterns for single layers, are errors. */
+/* Finds the target that a key of rank_pattern or alpha_pattern names: the name of a target or the end of a module's
+ * name, also after ".*\\.", as PEFT's conversion of gate_proj and up_proj writes it. Other regular expressions, and
+ * patterns for single layers, are errors. */
 static int target_of(const char *key, struct json value, enum lora_target *t, struct err *err)
 {
     if (!strncmp(key, ".*\\.", 4)) key += 4;
@@ -484,7 +484,6 @@ int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct
 
 /* ---- reading: the weights ---- */
 
-/* Settings of an adapter that are not those of [lora]. */
 struct differences {
     char text[800], keys[128];
     int n;

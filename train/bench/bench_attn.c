@@ -1,6 +1,5 @@
 /* bench_attn.c - `moetrain bench attn`: attention forward and backward on random bf16 values, for heads of published
- * models and for the layers of DeepSeek-V4, whose heads share one key. One run measures all head widths, so that their
- * rates can be compared. */
+ * models and for the layers of DeepSeek-V4, whose heads share one key. */
 #include "train/bench/bench_attn.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
 /* bench_dequant.c - `moetrain bench dequant`: speed of decoding packed experts to bf16: all experts, or only those with
  * tokens.
  *
- * When each of T tokens chooses J of E experts at random, about E (1 - (1 - J/E)^T) experts have tokens: with a few
- * hundred tokens almost all. Between two timed calls a copy evicts the data from the caches. */
+ * When each of T tokens chooses J of E experts at random, about E (1 - (1 - J/E)^T) experts have tokens. Between two
+ * timed calls a copy evicts the data from the caches. */
 #include <math.h>
 
 #include "train/bench/bench_experts.h"
@@ -104,7 +104,7 @@ static void put_result(struct bench_experts *b, const struct result *r)
 
 /* ---- the bench ---- */
 
-/* n_tok 0: decodes all experts. all_ms: the time of that, for comparison; 0 if n_tok is 0. */
+/* n_tok 0: decodes all experts. all_ms: the time to decode all experts, for comparison; 0 if n_tok is 0. */
 static double run_tokens(struct bench_experts *b, struct stack *k, int64_t n_tok, double all_ms)
 {
     const double n_exp = (double)k->s->n_exp, miss = 1 - (double)k->s->top_k / n_exp;

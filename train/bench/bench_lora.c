@@ -2,7 +2,7 @@
  *
  * A step has these ops of a layer: sort, gate_up, down, combine; then the backward of down and of gate_up. It runs in
  * three variants: without adapters, with adapters but only dX, with adapters and their gradients. Device events before
- * and after each op measure its time; steps run back to back. */
+ * and after each op measure its time. */
 #include "train/bench/bench_experts.h"
 #include "train/report/profile.h"
 

@@ -2,9 +2,8 @@
  * in one call per expert. It compares them with two copies: one of the same size, measured in the same way, and a large
  * one.
  *
- * Calls run back to back on one stack of experts after another. Before a stack is used again, calls have read IN_TURN
- * bytes, more than any GPU's cache holds. So every call reads from memory, and bytes that a call leaves in a write
- * cache cost time in the next call. */
+ * Calls run back to back on one stack of experts after another, of IN_TURN bytes in all, more than any GPU's cache
+ * holds. So every call reads from memory, and bytes that a call leaves in a write cache cost time in the next call. */
 #include "train/bench/bench_quant.h"
 
 #include <stdio.h>

@@ -747,7 +747,6 @@ static void check_free(struct check *k)
     forced.apart = chosen.apart = NULL;
 }
 
-/* Makes one run after the other, and closes each before it opens the next. */
 static int run_sides(struct check *k, struct err *err)
 {
     const int rc = device_side(k, err);

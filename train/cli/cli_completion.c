@@ -7,7 +7,6 @@
 
 /* ---- pieces ---- */
 
-/* Prints "a|b|c" with sep instead of the bars. */
 static void put_choices(FILE *out, const char *choices, char sep)
 {
     for (const char *s = choices; *s; s++) fputc(*s == '|' ? sep : *s, out);

@@ -376,7 +376,6 @@ static int set_enum(struct config *c, const struct option *o, const char *value,
     return -1;
 }
 
-/* Whether the value is a path, or a list of paths. */
 static bool has_paths(const struct option *o)
 {
     static const char *const words[] = {"director", "file", "DIR"};
@@ -596,7 +595,6 @@ void config_defaults(struct config *c)
 
 /* ---- command line */
 
-/* Removes blanks at both ends, in place. */
 static char *trim(char *s)
 {
     s += strspn(s, " \t");

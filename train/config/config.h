@@ -114,7 +114,7 @@ struct config {
         int special_text, sample_by;            /* enum special_text, sample_by */
         int eval_format;                        /* CFG_EVAL_FORMAT_SAME, or enum data_format + 1 */
         int answers;  /* enum data_format of the rows, for an objective that config_without_teacher reset; 0: any */
-        bool prompts; /* rows are prompts: config_without_teacher reset online RL */
+        bool prompts; /* rows are prompts, for online RL that config_without_teacher reset */
         int64_t seq_len, max_samples; /* 0: all */
         bool packing, shuffle, split_turns;
         char system[2048], chat_template[MT_PATH], chat_kwargs[512], chat_date[16];

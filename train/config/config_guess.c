@@ -137,7 +137,6 @@ static void name_base(char to[512], const char *adapter)
     json_free(doc);
 }
 
-/* A directory of GGUF files. */
 static bool describe_gguf(const char *dir, struct err *err)
 {
     char **names;

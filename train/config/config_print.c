@@ -109,7 +109,6 @@ static void print_cell(FILE *out, const char *text, int width, int column)
     if ((int)strlen(text) >= width) fprintf(out, "\n%*s", column + width, "");
 }
 
-/* Prints the names of all options with this effect, in lines of at most 120 columns. */
 static void help_effect(FILE *out, enum config_effect effect, const char *what)
 {
     const struct option *o;

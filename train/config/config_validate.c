@@ -60,8 +60,8 @@ static int validate_lists(const struct config *c, struct err *err)
     return 0;
 }
 
-/* Refuses keys that lora.init cannot be combined with. With some of them the frozen half of the ranks would not cancel
- * the trained half before step 1; with others A and B do not come from the weights. */
+/* Refuses keys that lora.init excludes. lora.init takes A and B from the weights and adds as many frozen ranks, which
+ * cancel them before step 1: some keys would disturb this, others set A and B otherwise. */
 static int validate_init(const struct config *c, struct err *err)
 {
     const struct {

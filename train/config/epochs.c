@@ -5,8 +5,8 @@
 
 enum { TELL_MS = 5000 }; /* between lines of progress */
 
-/* Micro-batches of epochs 0 .. n-1. With shuffling and packing this number differs between epochs. The learning rate of
- * the first step depends on the sum. */
+/* Micro-batches of epochs 0 .. n-1. With shuffling and packing it differs between epochs. It is counted before
+ * training, because the learning rate of the first step depends on the number of steps. */
 static int64_t count_batches(const struct config *cfg, const struct loader *l, int64_t n, bool tell)
 {
     const double start = clock_ms();

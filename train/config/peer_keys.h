@@ -1,4 +1,4 @@
-/* peer_keys.h - keys of other trainers (PEFT, TRL, Axolotl, Unsloth, torchtune) and the keys of moetrain for them. */
+/* peer_keys.h - keys of other trainers (PEFT, TRL, Axolotl, Unsloth, torchtune) and of moetrain for them. */
 #ifndef MT_PEER_KEYS_H
 #define MT_PEER_KEYS_H
 

@@ -1,5 +1,5 @@
-/* export.c - the steps of an export: read the adapter, check format and disk space, write to a hidden directory, read
- * it back and compare, rename it. A failure leaves no files. */
+/* export.c - see export.h. An export is written to a hidden directory, read back and compared, then renamed. A failure
+ * leaves no files. */
 #include "train/export/export.h"
 
 #include <math.h>

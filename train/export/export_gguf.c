@@ -2,10 +2,10 @@
  *
  * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. In llama.cpp gate and up are separate; in
  * moetrain they share A. So A is written twice, and the rows of B are split: even and odd for gpt-oss, the two halves
- * otherwise. Experts of Gemma-4 keep gate and up in one tensor. llama.cpp names Mixtral "llama" and interleaves the two
- * halves of every head of q and k. Value heads of gated DeltaNet have another order (gguf_names_value_row). This
- * changes rows of B, and for the output projection columns of A. llama.cpp divides Qwen3-Next's in_proj_qkvz into two
- * tensors, q | k | v and z, and has the other fused matrices as stored. Source: llama.cpp, convert_lora_to_gguf.py,
+ * otherwise; Gemma-4 keeps one tensor. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of
+ * q and k. Value heads of gated DeltaNet have another order (gguf_names_value_row), in rows of B and, for the output
+ * projection, columns of A. llama.cpp divides Qwen3-Next's in_proj_qkvz into two tensors, q | k | v and z, and has the
+ * other fused matrices as stored. Source: llama.cpp, convert_lora_to_gguf.py,
  * conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py, src/llama-adapter.cpp. */
 #include <math.h>
 #include <stdio.h>

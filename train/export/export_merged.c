@@ -77,7 +77,6 @@ static bool is_mxfp4(const struct merge *m) { return m->x->format == EXPORT_MERG
  * transformers reads no others. */
 static bool is_published(const struct merge *m) { return is_mxfp4(m) && m->x->run.arch.names->published; }
 
-/* Adds the tensor `name` with dtype and shape of e. */
 static struct made *add_as(struct merge *m, const char *name, struct st_entry e)
 {
     if (m->n == m->cap) {

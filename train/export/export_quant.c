@@ -1,4 +1,4 @@
-/* export_quant.c - the quantisation of merged weights: the format, the matrices, their largest magnitudes.
+/* export_quant.c - see export_quant.h.
  *
  * After quantisation-aware training in the format of the export, the export has Q(W + scale B A) of training, code by
  * code. merged-mxfp4 of any other run looks for the nearest codes instead (kernels/format/quant.h, quant_mxfp4_merge).

@@ -1,4 +1,4 @@
-/* export_targets.c - which families and which adapters the readers of a format support.
+/* export_targets.c - see export_targets.h.
  *
  * A reader that does not apply some targets of an adapter runs another model, without an error. So `export` refuses
  * such adapters. vLLM 0.33 splits kv_b_proj in two when it loads the model (model_executor/layers/attention/
@@ -75,7 +75,6 @@ static bool is_applied(enum export_format to, const struct arch *a, enum lora_ta
     return to != EXPORT_GGUF || lora_target_is_stack(t) || gguf_names_matrix(a, t);
 }
 
-/* Appends a name to a list, if it fits. */
 static void add_name(char *names, size_t cap, const char *name)
 {
     const size_t n = strlen(names);

@@ -10,8 +10,8 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
 /* Error: the reader of the format does not apply some of the trained targets. It names them and another format. */
 int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad,
                          struct err *err) MT_CHECK;
-/* Which exports refuse some of the trained targets, and which hold all. False: no export refuses any, and text is "".
- * It omits formats that do not have this family. */
+/* Writes which exports of this family refuse some of the trained targets, and which hold all. False: no export refuses
+ * any, and text is "". */
 #define EXPORT_NOTE_TEXT 1024
 bool export_targets_note(char text[EXPORT_NOTE_TEXT], const struct arch *a, const struct adapters *ad);
 

@@ -1,4 +1,4 @@
-/* export_vllm.c - writes the adapter with the keys that vLLM accepts for each model.
+/* export_vllm.c - the adapter with the keys that vLLM accepts for each model.
  *
  * gpt-oss, Qwen3-VL, and Qwen3.5 with a vision tower: fused experts as in PEFT >= 0.19.1; both projections are
  * required. Others: a pair per expert and projection, gate and up separate, all required. In moetrain gate and up share
@@ -107,7 +107,6 @@ static void add_experts(struct list *list, const struct cpu_adapter *h, const st
     }
 }
 
-/* Adds a Linear of attention, of the shared experts, or of a dense layer. */
 static void add_linear(struct list *list, const struct cpu_adapter *h, const struct lora_param *p)
 {
     char module[LORA_MODULE_TEXT];

@@ -298,7 +298,6 @@ static void compare_token(struct stream *s, const float *const row[SIDES], int64
     }
 }
 
-/* In place. */
 static void cap_logits(struct tensor logits, float cap)
 {
     float *z = logits.data;

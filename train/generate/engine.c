@@ -1,9 +1,8 @@
 /* engine.c - see engine.h.
  *
  * A prompt's passes put all its tokens but the last into the cache; the pass that decodes a sample's first token adds
- * the last. So samples that share the prompt's cache and samples that do not need the same passes. A request of several
- * samples has a sequence for its prompt, from which samples are forked as they begin. The last sample takes over this
- * sequence. */
+ * the last. A request of several samples has a sequence for its prompt, from which samples are forked as they begin;
+ * the last sample takes it over. */
 #include "train/generate/engine.h"
 
 #include <math.h>
@@ -132,7 +131,6 @@ struct plan_generation engine_sizes(int64_t n_seq, int64_t longest, int64_t prom
                                     .chunk = longest > PASS_TOK ? PLAN_CHUNK : 1};
 }
 
-/* The sizes of the plan. */
 static struct engine_options planned(const struct run *r)
 {
     const struct plan_generation *s = &r->generation;

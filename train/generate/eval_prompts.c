@@ -142,7 +142,6 @@ static bool answer_all(struct eval_prompts *s, struct engine *e, bool (*stop)(vo
     return true;
 }
 
-/* Writes the answers and frees their texts. */
 static void write_answers(struct eval_prompts *s, struct metrics *m, int64_t step, bool all)
 {
     bool failed = false;

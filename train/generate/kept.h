@@ -31,8 +31,8 @@ void kept_close(struct kept *k); /* k may be zeroed */
 void kept_end(struct kept *k, int seq, const struct answer *a);
 void kept_forget(struct kept *k, int adapter); /* drops the kept sequences of the adapter */
 
-/* Returns a sequence for a prompt, with room for n_tok tokens. The cache may already have its first tokens; if r asks
- * for experts, r->prompt_routing gets those of these tokens. -1: there is no room now. */
+/* Returns a sequence for a prompt, with room for n_tok tokens. The cache may already have the first tokens of the
+ * prompt; if r asks for experts, r->prompt_routing gets those of these tokens. -1: there is no room now. */
 int kept_take(struct kept *k, const struct answer_rules *r, int64_t n_tok);
 /* As the functions of cache.h, but drop kept sequences if room is missing. */
 int kept_fork(struct kept *k, int seq, int64_t n_tok);

@@ -1,5 +1,5 @@
 /* later_rows.h - FILE.later.jsonl beside FILE of `generate --output`: rows that were complete when a signal ended the
- * run, although an earlier row was not. FILE has only rows in order; the next run takes these.
+ * run, although an earlier row was not. FILE has its rows in order, so this file keeps them for the next run.
  *
  * A line: {"row": number from 0, "samples": [lines of FILE]}, rows ascending. */
 #ifndef MT_LATER_ROWS_H

@@ -1,5 +1,5 @@
-/* gguf_meta.c - the sizes of a model as keys. Source: llama.cpp, conversion/base.py (set_gguf_parameters) and the files
- * of the families beside it, src/llama-arch.cpp. */
+/* gguf_meta.c - see gguf_meta.h. Source: llama.cpp, conversion/base.py (set_gguf_parameters) and the files of the
+ * families beside it, src/llama-arch.cpp. */
 #include "train/gguf/gguf_meta.h"
 
 #include <math.h>

@@ -1,9 +1,9 @@
 /* rank_key.c - see rank_key.h. The file has the key, then a line that names the process of rank 0. Its name contains
  * the port at which the ranks connect, so concurrent launches use different files.
  *
- * Rank 0 locks its file (lock.c) until all ranks have connected. No other launch replaces or deletes a locked file. A
- * killed launch leaves its file without a lock. Rank 0 of the next launch locks the old file, so that only one launch
- * replaces it. A rank that read the old key is refused and reads again (kernels/comm/comm_meet.c). */
+ * Rank 0 locks its file (lock.c) until all ranks have connected. No other launch replaces or deletes a locked file;
+ * rank 0 of the next launch locks and replaces the file of a killed one. A rank that read the old key is refused and
+ * reads again (kernels/comm/comm_meet.c). */
 #include "train/launch/rank_key.h"
 
 #include <errno.h>

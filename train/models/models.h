@@ -44,7 +44,7 @@ void models_close(struct models *m); /* m may be zeroed */
 
 /* Whether the adapter of s still has files; true for the base model. */
 bool models_has(const struct served *s);
-/* Finds a model by name; NULL or "": the base model. Reads the folder again if the name is unknown. NULL: none has
+/* Finds a model by name; NULL or "": the base model. Reads the folder again if the name is unknown. NULL: no model has
  * it. */
 struct served *models_find(struct models *m, const char *name);
 

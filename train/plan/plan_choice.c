@@ -427,7 +427,9 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
         const struct peaks peaks = peaks_of(s, load);
         if (peaks.none <= s->budget) s->least_host = MT_MIN(s->least_host, s->probe.dev.host.peak);
-        if (peaks.none >= least.none && peaks.all >= least.all) continue; /* smaller groups save no memory here */
+        if (peaks.none >= least.none && peaks.all >= least.all)
+            continue; /* decoding fewer experts at a time saves no
+                         memory */
         least = peaks;
         for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !ends; j++) {
             all = try_logits(s, load, j, best);

@@ -403,7 +403,7 @@ static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
     return p->dev.work.peak;
 }
 
-/* The peak of the passes that save nothing: evaluation, baseline, generation, but not calibration. A command that only
+/* The peak of evaluation, KTO's baseline and generation, which save nothing for a backward pass. A command that only
  * generates has no evaluation. */
 static int64_t measure_forward(struct plan_probe *p, double *flops, int64_t *cache, int64_t *generation)
 {

@@ -50,8 +50,8 @@ bool streams_fixed(const struct streams *h);
 /* Sets the options of a place and the bytes that passes copy for it. False: only the experts of HOST_EXPERT_SLOTS or
  * fewer layers would be in host memory, for which the device has buffers in any case. */
 bool streams_set(struct streams *h, const struct place *p, struct model_options *opt);
-/* Whether the packed experts of all layers fit in host memory. Then a place with those of only some layers does not
- * have the lowest peak of the device. */
+/* Whether the packed experts of all layers fit in host memory. Then keeping those of only some layers there does not
+ * give the lowest peak on the device. */
 bool streams_fit_experts(const struct streams *h, const struct place *p, const struct model_options *opt);
 
 /* For one rank: bytes/s of host memory; milliseconds of a copy; milliseconds of the CPU's update. */

@@ -17,8 +17,8 @@ struct compared {
     char *settings; /* config_dump; NULL: config.ini is missing or cannot be read */
 };
 
-/* A column is shown if a run has a value in it. The column REWARD is the mean of the last BATCHES batches, because
- * rewards of single batches vary much; its name contains the number. */
+/* A column is shown if a run has a value in it. REWARD is the mean of the last BATCHES batches, because single batches
+ * vary much. */
 enum {
     STEPS,
     TOKENS,

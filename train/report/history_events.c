@@ -43,7 +43,6 @@ static int add_cells(double *out, struct json layers, int64_t n_layer, int64_t n
     return 0;
 }
 
-/* Appends what the rows of one event say of all layers. */
 static void summarise(struct history_experts *x, const double *rows, double step)
 {
     double entropy = 0, hottest = 0, idle = 0, layers = 0;

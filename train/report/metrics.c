@@ -22,8 +22,8 @@
 
 /* ---- the file */
 
-/* Opens the file, empty for a new run. If the file has other names (a copy by hard links), a new run makes a new file,
- * so that the copy stays as it is. */
+/* Opens the file, empty for a new run. A new run makes a new file if the old one has other names (a copy by hard
+ * links). */
 static FILE *open_lines(const char *path, bool append, struct err *err)
 {
     if (!append && file_has_links(path)) unlink(path);

@@ -27,7 +27,6 @@ static bool has_evaluation(const struct metrics_end *end, struct json event)
            (json_opt_str(event, "held_out", &held_out, &err) || !*held_out || !strcmp(held_out, text));
 }
 
-/* Whether an event of end.step stays. */
 static bool keep_last(struct cut *c, struct json event, const char *kind)
 {
     if (!strcmp(kind, "eval")) return !(c->again = !has_evaluation(&c->end, event));

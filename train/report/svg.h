@@ -1,5 +1,5 @@
 /* svg.h - line plots and heat maps as inline SVG. Colours come from the page's CSS: classes "a", "b", ... for lines,
- * "cell" for a heat map, "grid" for the grid; text has the default. */
+ * "cell" for a heat map, "grid" for the grid. */
 #ifndef MT_SVG_H
 #define MT_SVG_H
 

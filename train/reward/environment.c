@@ -216,7 +216,7 @@ int environment_step(struct environment *e, int64_t id, const char *message, con
 {
     struct text_buf line = {0};
     struct episode *of = find(e, id);
-    if (!of) return 0; /* it is lost, and its reply says so */
+    if (!of) return 0; /* the completion is lost, and its reply says so */
     MT_REQUIRE(!of->waits, "completion %lld has no turn", (long long)id);
     of->waits = true;
     of->n_turn++;

@@ -1,6 +1,6 @@
 /* reward_command.h - a reward that a program of the user computes.
  *
- * The program is started once. Its standard input gets a line for each completion as soon as the completion ends,
+ * The program is started once. Its standard input gets a line for each completion that ends,
  *
  *    {"id": 7, "step": 3, "prompt": text or messages, "completion": text, "completion_ids": [..],
  *     "finish_reason": "stop", "columns": {..}}

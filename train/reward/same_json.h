@@ -4,8 +4,8 @@
 
 #include "data/json/json.h"
 
-/* The order of an object's keys does not count; numbers are compared exactly, by value (1 = 1.0). json_parse has
- * limited the depth. */
+/* Whether a equals b. The order of an object's keys does not count; numbers are compared exactly, by value (1 = 1.0).
+ * json_parse has limited the depth. */
 bool same_json(struct json a, struct json b);
 
 #endif

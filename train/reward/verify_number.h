@@ -1,8 +1,7 @@
 /* verify_number.h - last_number: the answer's number equals that of the reference.
  *
- * The number of an answer is the last number after its last "####"; without "####", in its last balanced \boxed{};
- * without a box, in the text. The number of a reference is the last number after its last "####"; without "####", in
- * the text.
+ * The number of an answer or reference is the last number after its last "####"; without "####", an answer's is in its
+ * last balanced \boxed{}, if it has one; otherwise it is the last one in the text.
  *
  * A number is a longest run of digits, "," and "." without "," and "." at its end. Its form is 1234, or 1,234 with
  * groups of three digits, or .5; decimals may follow. 1,23 and 2.0.1 are not numbers. "-" or "-$" before the number is

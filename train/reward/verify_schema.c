@@ -264,7 +264,6 @@ static bool fits_items(struct schema *s, struct json schema, struct json v, int 
     return true;
 }
 
-/* Whether n is within the bounds of the schema's keywords `least` and `most`. */
 static bool in_bounds(struct json schema, const char *least, const char *most, double n)
 {
     const struct json a = json_find(schema, least), b = json_find(schema, most);

@@ -193,7 +193,6 @@ static const struct round_sample *sample_at(const struct online *o, const struct
     return &c->of[row / n].round->samples[c->of[row / n].prompt * n + row % n];
 }
 
-/* Reads the rows into memory and computes their statistics for the log. */
 static int take_rows(struct online *o, const struct choice *c, struct err *err)
 {
     const int64_t n_reward = rewards_count(o->rewards);

@@ -15,7 +15,7 @@ struct rollout_turns {
     const uint8_t *mask; /* [s->n] 1: the model wrote the token */
     double reward;       /* NaN: null */
 };
-/* {"id": "GROUP-SAMPLE", "batch": KEY, prompt_ids, completion_ids, "reward": null, group, logprobs, mask?,
+/* Appends {"id": "GROUP-SAMPLE", "batch": KEY, prompt_ids, completion_ids, "reward": null, group, logprobs, mask?,
  * sampling_logprobs?, routing?, text, finish_reason, environment_reward?} and a line feed
  * (train/generate/row_answer.h). turns NULL: there is no environment. */
 void rollout_line_put(struct text_buf *out, const struct run *r, int64_t group, const char *key,
@@ -24,7 +24,7 @@ void rollout_line_put(struct text_buf *out, const struct run *r, int64_t group, 
 bool rollout_line_id(struct json row, int64_t *group, int64_t *sample);
 /* Appends "reward": reward, "rewards": {NAME: value, ..}. values [rewards_count]; NaN is written as null. */
 void rollout_rewards_put(struct text_buf *out, const struct rewards *rewards, double reward, const double *values);
-/* Copies the line with these two members in place of "reward": null. */
+/* Copies the line with "reward" and "rewards" in place of "reward": null. */
 void rollout_line_reward(struct text_buf *out, const char *line, int64_t size, const struct rewards *rewards,
                          double reward, const double *values);
 /* The line as a row of `to`, with its routing. */

@@ -101,7 +101,7 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
 const char *model_card_loader(const struct arch *a)
 {
     /* AutoModelForCausalLM does not know Qwen3-VL. Of other such classes it may load only the text model, whose names
-     * lack language_model: PEFT then finds no tensor of the adapter, and only warns. */
+     * lack language_model: PEFT then only warns that it finds no tensor. */
     return a->nested ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
 }
 

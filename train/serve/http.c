@@ -1,6 +1,6 @@
-/* http.c - see http.h. It uses libmicrohttpd, which is loaded when a server opens, so that the program also runs if the
- * library is not installed. Each connection has a thread, so that a handler may wait. clients.c limits the time of
- * connections, because the timeouts of libmicrohttpd begin again with each byte. */
+/* http.c - see http.h. libmicrohttpd is loaded when a server opens, so that the program also runs without it. Each
+ * connection has a thread, so that a handler may wait. clients.c limits the time of connections, because the timeouts
+ * of libmicrohttpd begin again with each byte. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include "train/serve/http.h"
 

@@ -183,7 +183,7 @@ void routes_handle(void *user, const struct http_request *q, struct http_reply *
     static const struct {
         const char *method, *path;
         void (*reply)(struct routes *s, const struct http_request *q, struct http_reply *r);
-        bool open; /* without a key and while requests are being answered; the page asks for the key itself */
+        bool open; /* answered without a key and also when the server is busy; the page asks for the key itself */
     } rows[] = {{"GET", "/", put_page, true},
                 {"GET", "/health", put_health, true},
                 {"GET", "/v1/models", list_models, false},

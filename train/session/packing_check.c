@@ -11,7 +11,7 @@ enum { BEFORE = 256, TOKENS = 768, DOCUMENTS = 3, BATCHES = 8, COMPARED = 3 };
  * [n_seq+1] separates the sequences for attention. */
 static void add_loss(struct run *r, const struct batch *b, int64_t from, int64_t n, const int32_t *cu, int64_t n_seq)
 {
-    const struct model_pass pass = {.inputs = QAT_INPUTS_PLAIN}; /* rounding could change a code */
+    const struct model_pass pass = {.inputs = QAT_INPUTS_PLAIN}; /* not quantised: rounding could change a code */
     const int32_t *tok = b->tok + from, *pos = b->pos + from;
     int32_t *rows = mem_array(n, sizeof(*rows)), *ids = mem_array(n, sizeof(*ids));
     struct model_batch mb = {.n_tok = n, .n_seq = n_seq, .tok = tok, .pos = pos, .cu = cu};
@@ -89,8 +89,8 @@ int packing_check_judge(const struct run *r, const struct packing_check *p, stru
 }
 
 /* Rounding can change the router's choice between nearly equal logits, so a difference is an error only if the next
- * micro-batches also have one. All ranks run the same number of passes, because with expert parallelism a pass needs
- * every rank. */
+ * micro-batches also have one. All ranks run the same number of passes: with expert parallelism a pass needs every
+ * rank. */
 int packing_check_run(struct run *r, struct loader_pos start, struct err *err)
 {
     const struct loader_options lo = run_loader_options(r->cfg, true);

@@ -1,6 +1,6 @@
 /* reference_cache.c - see reference_cache.h. The reference's pass computes the log-probabilities in the micro-batches
- * of the first epoch. So a step of this epoch has the same bytes with the cache as with the reference's pass. In later
- * epochs the products of other micro-batches may round otherwise. */
+ * of the first epoch. So a step of this epoch has the same bytes with and without the cache. In later epochs other
+ * micro-batches may round otherwise. */
 #include "train/session/reference_cache.h"
 
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /* archive.c - see archive.h.
  *
- * One rename cannot move several names. The outputs are moved one by one to a hidden directory, which is then renamed
- * to archive-N. After a kill before this rename, the next start moves the contents back. If output.dir now has a newer
- * entry of the same name (an export that ran in between, or the directory of the other checkpoints), the newer entry
- * stays and the older one goes to an archive. The caller holds the lock of output.dir. */
+ * The outputs are moved one by one to a hidden directory, which is then renamed to archive-N. After a kill before this
+ * rename, the next start moves the contents back. If output.dir now has a newer entry of the same name (an export that
+ * ran in between, or the directory of the other checkpoints), that stays and the older one goes to an archive. The
+ * caller holds the lock of output.dir. */
 #include "train/state/archive.h"
 
 #include <errno.h>
@@ -91,7 +91,7 @@ int archive_recover(const char *dir, struct err *err)
 {
     char half[MT_PATH], to[MT_PATH];
     int64_t moved, kept;
-    if (file_in(half, dir, HALF, err) || file_check_link(half, err)) return -1; /* the files of a link are not moved */
+    if (file_in(half, dir, HALF, err) || file_check_link(half, err)) return -1; /* files behind a link are not moved */
     if (!file_is_dir(half)) return 0;
     if (move_all(half, dir, false, &moved, &kept, err) || (kept && finish(dir, to, err)))
         return err_prefix(err, "restoring the outputs of an earlier run");

@@ -1,9 +1,8 @@
 /* best.c - see best.h. A run that continues from a checkpoint must have the best/ of that checkpoint.
  *
- * best/ changes at evaluations, and checkpoints are written at other steps. Before a new best/ replaces the one that
- * the newest checkpoint names, the checkpoint gets hard links to its files. A run that continues from there moves these
- * files back, and the best/ of a later step to an archive. The step in the adapter (moetrain_step) shows which best/ it
- * is. */
+ * Before a new best/ replaces the one that the newest checkpoint names, the checkpoint gets hard links to its files. A
+ * run that continues from there moves these files back, and the best/ of a later step to an archive. The adapter's
+ * moetrain_step shows which best/ it is. */
 #include "train/state/best.h"
 
 #include <errno.h>
@@ -43,8 +42,7 @@ static int link_files(const char *from, const char *to, struct err *err)
 }
 
 /* Links the old best/ into the checkpoint of saved_step. It only warns if that fails (a file system without hard links,
- * two file systems, a protected checkpoint): a run that continues from there then searches for its best adapter
- * again. */
+ * two file systems, a protected checkpoint). */
 static void keep(const char *best, const char *dir, int64_t saved_step)
 {
     char checkpoint[MT_PATH], kept[MT_PATH];

@@ -3,8 +3,8 @@
  *     adapter/README.md   the model card; not read back, not in the manifest
  *     best/ the run's best/ at this step, if a later one has replaced it (train/state/best.c); not in the manifest
  *     adapter/quant_amax.safetensors   with quant.amax = static or quant.activations (train/adapter/amax_file.h)
- *     optimizer.safetensors   "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
- *                             (model/lora.h), without padding, in the precision of training
+ *     optimizer.safetensors   "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, not divided among ranks and
+ *                             without padding (logical layout, model/lora.h), in the precision of training
  *     generation.safetensors   "old_nll", "reference_nll" of the labels of an unfinished generation (online RL)
  *     state.json      counters, position, hashes, and the settings that a continued run must match
  *     manifest.json   size and CRC-32 of the files above without best/, one per line; written last

@@ -1,10 +1,9 @@
 /* lock.c - see lock.h. A run takes the lock before its first write in output.dir and holds it until its end.
  *
- * It is an open file description lock (F_OFD_SETLK, fcntl(2)). The kernel releases it whenever the process ends. NFS
+ * It is an open file description lock (F_OFD_SETLK, fcntl(2)). The kernel releases it when the process ends. NFS
  * clients pass it to the server, so it works between machines. Unlike a plain POSIX lock it survives another open and
- * close of the file in this process. The file is deleted only if the start that created it fails. A process that opened
- * the file before that detects that its lock is on a deleted file. The text in the file names the holder, for error
- * messages; only the lock counts. */
+ * close of the file in this process. The file is deleted only if the start that created it fails; a process that opened
+ * it before detects that. The text in the file names the holder, for error messages. */
 #define _GNU_SOURCE /* F_OFD_SETLK */
 #include "train/state/lock.h"
 

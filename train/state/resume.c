@@ -1,4 +1,4 @@
-/* resume.c - compares the run of a checkpoint, option by option, with the run that continues it.
+/* resume.c - see resume.h. Compares option by option.
  *
  * A column of the table in config.c has the effect of each option on a checkpoint. Data and model are compared by
  * hashes of their contents. Their paths, and the options that convert rows to tokens, may change if the hash stays the

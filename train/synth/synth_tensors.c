@@ -3,7 +3,7 @@
  * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores, router logits
  * and the head's logits are neither flat nor saturated. Matrices that write to the residual stream are also scaled by
  * GAIN / sqrt(2 L), so the norm of the stream about doubles over all layers. The rows of the router have unequal norms,
- * so experts get unequal loads. Measured: tests/train/test_synth.c. */
+ * so experts get unequal loads. tests/train/test_synth.c measures this. */
 #include "train/synth/synth_tensors.h"
 
 #include <math.h>
@@ -20,7 +20,6 @@
 static bool published_names(const struct synth *s) { return s->p->family->compress && s->form->names; }
 static bool as_published(const struct synth *s) { return s->p->family->compress && s->form->blocks; }
 
-/* Adds the tensor `name` with dtype and shape of e. */
 static void add_as(struct synth *s, const char *name, struct st_entry e, struct random_weights draw)
 {
     char stored[256];
@@ -266,7 +265,6 @@ static void add_mamba(struct synth *s, int64_t layer)
     add_values(s, layer_name(s, layer, "mixer.norm.weight").s, v, 0, normal(1, 0.1));
 }
 
-/* LFM2's gated short convolution. */
 static void add_shortconv(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;

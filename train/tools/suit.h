@@ -45,8 +45,7 @@ struct suit {
  * of `choice`, and counts the steps. A plan that does not fit is not an error (fits, why). */
 int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, const struct suit_choice *choice,
               struct err *err) MT_CHECK;
-/* Prints "fits: 11.9 of 12 GiB, 15.6 GiB of host memory; 1,250 steps, about 2 h 10 min" and the choices, or "does not
- * fit: needs 14.2 of 12 GiB" and what to change. */
+/* Prints "fits: 11.9 of 12 GiB, ..." and the choices, or "does not fit: needs 14.2 of 12 GiB" and what to change. */
 void suit_print(const struct suit *s, FILE *out);
 void suit_close(struct suit *s);
 

@@ -64,7 +64,6 @@ static int put_document(struct teach *t, const struct dataset *ds, int64_t d, in
     return file_writer_put(&t->out, row->text, row->size, err);
 }
 
-/* A line every ten seconds. */
 static void tell(struct teach *t, const struct dataset *ds, int64_t done)
 {
     char speed[32], left[32];
