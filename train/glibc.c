@@ -1,8 +1,8 @@
 /* glibc.c - functions of GLIBC_2.38 that static libraries call when they were compiled on a newer system: jansson and
  * libgomp. Because this file defines them, an executable from any system needs only glibc 2.35 (tests/symbols.sh).
  *
- * In C23 strtol also reads binary numbers; headers of newer systems then call it __isoc23_strtol. The libraries were
- * written for older C and do not need this. */
+ * In C23 strtol also reads binary numbers, which these libraries do not need; headers of newer systems call it
+ * __isoc23_strtol. */
 #include <stdlib.h>
 
 long __isoc23_strtol(const char *text, char **end, int base);

@@ -15,7 +15,7 @@ struct chat_replies {
     int64_t context;
     bool terminal; /* shows reasoning too, dimly */
 };
-/* The sizes of the engine, for run_open_model: one answer at a time, which continues the cache of the conversation. */
+/* Sizes for run_open_model: one answer at a time, which continues the cache of the conversation. */
 struct plan_generation chat_reply_sizes(int64_t context);
 
 struct chat_reply {

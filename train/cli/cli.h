@@ -90,7 +90,7 @@ struct cli_line {
 /* As cli_find, for the arguments of `help`, which can only name commands. The first word of a group alone names the
  * group. */
 int cli_find_named(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
-/* -1: no such command; the error suggests the nearest one. */
+/* -1: no such command. */
 int cli_find(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
 /* Fills args (c->size zeroed bytes) from the words after the command. 1: a word is --help; -1: wrong usage. */
 int cli_parse(void *args, const struct command *c, int n, char **words, struct err *err) MT_CHECK;

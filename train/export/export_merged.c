@@ -392,8 +392,8 @@ static bool is_prediction(const struct merge *m, const char *name)
     return arch_is_prediction(&m->x->run.arch, name) || !strncmp(name, "mtp.", 4);
 }
 
-/* The number of tensors of multi-token prediction that are left out. It is all of them if some are quantised, since
- * only the publisher's layout can hold quantised ones; otherwise 0. */
+/* The number of tensors of multi-token prediction that are left out: all if some are quantised, since only the
+ * publisher's layout can hold these; otherwise 0. */
 static int64_t predictions_left_out(const struct merge *m)
 {
     const struct safetensors *st = &m->x->run.st;

@@ -538,9 +538,8 @@ static double noise_of(const struct rounded *r)
 }
 
 /* Warns when rounding to a format removes much of the change to some matrices: 1 - (exported change * trained change) /
- * |trained change|^2. If training quantised experts to this format, other exports do not have the trained experts; so
- * the advice is then to train adapters of experts only. Also prints to the report, because users may keep the report
- * without the log. */
+ * |trained change|^2. If training quantised experts to this format, other exports do not have the trained experts; the
+ * advice is then to train adapters of experts only. Also prints to the report. */
 static void warn_of_rounding(const struct export *x, const struct export_diff *l, const struct rounded *r,
                              const char *format, const char *matrices)
 {

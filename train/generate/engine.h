@@ -74,8 +74,8 @@ struct engine_stats {
     int64_t prefilled_tok, cached_tok; /* of prompts, but the last of each: computed; found in cache */
     int64_t n_beside;                  /* passes with several adapters so far */
     int64_t cache_bytes;
-    double used;       /* share of its pages, 0 to 1 */
-    double kept_share; /* smallest so far */
+    double used;       /* share of the cache's pages in use, 0 to 1 */
+    double kept_share; /* smallest struct sample.kept_share so far */
 };
 struct engine_stats engine_stats(const struct engine *e);
 

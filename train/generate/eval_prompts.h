@@ -22,8 +22,8 @@ struct eval_prompts {
     int64_t n;
 };
 
-/* Reads cfg->eval.prompts, JSONL of {"prompt", "completion"?} or {"messages"} rows; an empty name: no prompts. Call
- * after run_open_data. Error: a prompt and eval.prompt_tokens together exceed data.seq_len. */
+/* Reads cfg->eval.prompts ("": none), JSONL of {"prompt", "completion"?} or {"messages"} rows. Call after
+ * run_open_data. Error: a prompt and eval.prompt_tokens together exceed data.seq_len. */
 int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err) MT_CHECK;
 /* Sizes to answer all prompts at once, for run.generation. */
 struct plan_generation eval_prompts_sizes(const struct eval_prompts *s);

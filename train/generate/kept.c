@@ -91,9 +91,9 @@ static int64_t common(const struct kept *k, int seq, const struct answer_rules *
     return cache_has(k->cache, seq, n) ? n : 0;
 }
 
-/* The kept sequence with the most tokens of the prompt; *n: their number. -1: no sequence saves time. The other tokens
- * of the prompt come in chunks, and each chunk is a pass that reads all weights. So they must fit one chunk, or be no
- * more than the saved tokens. */
+/* The kept sequence with the most tokens of the prompt; *n: their number. -1: no sequence saves time. Each chunk of the
+ * prompt's other tokens is a pass that reads all weights, so they must fit one chunk, or be no more than the saved
+ * tokens. */
 static int find(const struct kept *k, const struct answer_rules *r, int64_t *n)
 {
     int best = -1;

@@ -27,7 +27,7 @@ struct row_of {
  * shape: [tokens of prompt and answer but the last, layers, J], layers: their numbers, data: base64 of the array in
  * little-endian order}; the experts of a token and layer are ascending. Ends with a line feed. */
 void row_answer_put(struct text_buf *out, enum row_format format, const struct row_of *row, const struct sample *s);
-/* Whether filters or penalties are on. Tokens are then sampled from probabilities other than `logprobs`. */
+/* Whether filters or penalties are on, so that `logprobs` are not those of sampling. */
 bool row_answer_is_filtered(const struct sample_request *q);
 
 #endif

@@ -51,7 +51,8 @@ struct gguf_item {
     enum gguf_rows rows;
     int64_t head, part; /* head: rows of a head in the matrix, if the file has another order; part: how many of them the
                            item has */
-    struct row_order order;   /* of the target's rows in the checkpoint; then it is the matrix's only target */
+    struct row_order order;   /* of the target's rows in the checkpoint, if memory has another; then it is the matrix's
+                                 only target */
     struct delta_shape delta; /* heads of gated DeltaNet, if rows or columns of the item are its value heads */
     bool columns;             /* the value heads are columns, not rows */
     bool decay;               /* the file has -exp(v) of values v in memory */

@@ -10,8 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A waiting thread sleeps after this many spins, which take about 30 us on an EPYC. libgomp's default of 300,000 (9 ms)
- * nearly halves the speed when other processes run: a thread spins while the thread that it waits for has no core. */
+/* A waiting thread sleeps after this many spins, about 30 us on an EPYC. libgomp's default of 300,000 (9 ms) nearly
+ * halves the speed when other processes run: a thread spins while the one that it waits for has no core. */
 #define SPINS "1000"
 
 #define LEAST_STACK (256 << 10) /* bytes; a command takes up to 160 KiB */

@@ -6,7 +6,7 @@
 #include "kernels/comm/comm.h"
 
 /* Sets the path of the key in *place. Rank 0 creates a new key and replaces one that an earlier run left. Error:
- * another launch is using that file; the error names its process. */
+ * another launch is using that file. */
 int rank_key_open(struct comm_place *place, const char *dir, struct err *err) MT_CHECK;
 /* On rank 0: deletes the file that rank_key_open created, unless another launch has replaced it. */
 void rank_key_close(struct comm_place *place);

@@ -49,10 +49,10 @@ struct message_input {
  * so that each member only grows with the text. */
 void message_parse(struct message *m, const struct message_input *in, const char *text, int64_t size);
 void message_free(struct message *m);
-/* Whether an answer, which ended with an end token, has the form that the chat template gives to answers: reasoning at
- * most once, at the start, and closed; then a content that is not empty, or calls that can be read; no mark and no
- * special token elsewhere. HARMONY: messages with headers; the last one is a call or the only one of channel `final`.
- * `whole` and `wants_calls` of in are not read. */
+/* Whether an answer that ended with an end token has the form that the chat template gives to answers: reasoning at
+ * most once, at the start, and closed; then a content that is not empty, or calls that can be read; no other mark and
+ * no special token. HARMONY: messages with headers; the last one is a call or the only one of channel `final`. `whole`
+ * and `wants_calls` of in are not read. */
 bool message_is_formed(const struct message_input *in, const struct tokenizer *tok, const char *text, int64_t size);
 
 #endif

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* mib: total memory as nvidia-smi shows it (with ECC on if the card has ECC) or as the driver reports it. tflops:
- * published rate of dense bf16 products with fp32 sums. gbs: published rate of the memory. link_gbs: PCIe in one
- * direction; 4.0 x16 has 31.5, 5.0 x16 twice that. With fp32 sums GeForce cards have half the rate of other cards:
- * twice their published FLOP/s of fp32. mib of the smaller RTX PRO cards is 0.5 % below their nominal size. */
+/* mib: total memory as nvidia-smi or the driver shows it, with ECC on if the card has it. tflops: published rate of
+ * dense bf16 products with fp32 sums, of GeForce cards twice their published FLOP/s of fp32. gbs: published rate of the
+ * memory. link_gbs: PCIe in one direction; 4.0 x16 has 31.5, 5.0 x16 twice that. mib of the smaller RTX PRO cards is
+ * 0.5 % below their nominal size. */
 static const struct {
     const char *name, *title;
     int64_t mib;

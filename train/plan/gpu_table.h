@@ -13,7 +13,7 @@ struct gpu_model {
                            memory; 0: not known */
 };
 /* name: h100, rtx4090, "RTX 4090", 4090 if only one card has this number, or a size, 24gb. Ignores case, blanks, - and
- * _. Errors: an unknown name (the error lists the known ones), a GPU that is too old for the kernels. */
+ * _. Errors: an unknown name, a GPU that is too old for the kernels. */
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err) MT_CHECK;
 
 /* The rates of the GPU whose name is in a device's name; 0: not in the table. */

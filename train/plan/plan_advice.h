@@ -4,7 +4,7 @@
 
 #include "train/plan/plan_sums.h"
 
-/* Call it when no options fit. The error says what takes the memory and suggests changes. p is the choice with the
+/* Call it when no options fit: the error says what takes the memory and suggests changes. p is the choice with the
  * lowest peak; fills p->host_needed and p->helps. Returns -1. */
 int plan_too_large(struct plan *p, const struct plan_request *q, struct err *err) MT_CHECK;
 /* Error: a fixed train.offload takes more host memory than there is. */

@@ -300,9 +300,9 @@ static bool pack(struct search *s, const struct item *items, struct plan_choice 
     return all;
 }
 
-/* Time that moments in host memory add to a step, in addition to waits_ms. If the GPU updates them, it reads and writes
- * them over PCIe. If the CPU does, it updates a layer while the GPU computes the layers before: the GPU waits for the
- * first layer, but makes no update itself. */
+/* Time that moments in host memory add to a step, in addition to waits_ms. The GPU updates them over PCIe; or the CPU
+ * updates a layer while the GPU computes the layers before: the GPU then waits for the first layer, but makes no
+ * update. */
 static double moments_ms(const struct search *s)
 {
     const struct adapters *ad = &s->probe.model.adapters;

@@ -23,8 +23,8 @@ char *profile_roofs(char text[256], const struct device *dev);
 /* Writes the number of launches and waits, or the reason why they were not counted. */
 char *profile_calls(char text[128], const struct dev_calls *calls, int64_t steps);
 
-/* train.profile: records the optimizer steps first to last (config_profile). After step `last`, or when the run ends
- * earlier, it writes trace.json and profile.txt to dir (rank N > 0: trace-rankN.json and profile-rankN.txt). Zeroed: no
+/* train.profile: records the optimizer steps first to last (config_profile). Writes trace.json and profile.txt to dir
+ * (rank N > 0: trace-rankN.json, profile-rankN.txt) after step `last`, or when the run ends earlier. Zeroed: no
  * profile. */
 struct profile {
     int64_t first, last;

@@ -6,8 +6,7 @@
 
 #include "train/report/history_events.h"
 
-/* Writes heat maps of rows, gates and adapter norms, plots over the steps, and the experts with the most rows. Writes
- * nothing if there are no events. */
+/* Writes heat maps, plots over the steps, and the experts with the most rows; nothing if there are no events. */
 void report_experts(FILE *out, const struct history_experts *x);
 
 #endif

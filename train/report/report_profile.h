@@ -6,8 +6,7 @@
 
 #include "train/report/history_events.h"
 
-/* Writes the time of each op as a bar, and memory over the profiled steps. Writes nothing if there is no event
- * `profile`. */
+/* Writes the time of each op as a bar, and memory over the profiled steps; nothing without an event `profile`. */
 void report_profile(FILE *out, const struct history_profile *p);
 
 #endif

@@ -20,7 +20,7 @@ struct program {
     int n_failed;         /* failures in a row: the owner sets it to 0 after a success */
 };
 int program_open(struct program *p, const char *key, char *const argv[], struct err *err) MT_CHECK;
-/* Closes the program's standard input, gives it 2 s to end, and ends its process group. */
+/* Closes the program's standard input, and 2 s later ends its process group. */
 void program_close(struct program *p); /* p may be zeroed */
 
 /* Queues a line for the program's standard input. Error: the line, with its line feed, is longer than PROGRAM_LINE. */

@@ -67,8 +67,8 @@ int run_open_prompt_texts(struct run *r, bool train, struct err *err) MT_CHECK;
 int run_open_rollouts(struct run *r, struct err *err) MT_CHECK;
 /* The request of a plan, for a run whose headers are open and whose weights are not loaded. */
 struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use);
-/* Makes the plan, allocates the arenas, loads weights and adapters, and prints the time. adapter_dir: a PEFT directory
- * with the adapters; NULL: new adapters. */
+/* Makes the plan, allocates the arenas, loads weights and adapters. adapter_dir: a PEFT directory; NULL: new
+ * adapters. */
 int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err) MT_CHECK;
 /* Call after run_open_headers: makes this process a rank of `all`, which must outlive the run. Divides the machine's
  * cores among its ranks and connects the devices. */

@@ -46,9 +46,8 @@ static bool is_here(const struct routes *s, const char *host)
     return n == strlen(s->host) && !strncasecmp(host, s->host, n);
 }
 
-/* Whether a web page of another host sent the request. Such pages must not use a server without a key. Their requests
- * have the page's origin, or after DNS rebinding (the page's name now has this server's address) the page's name as
- * host. */
+/* Whether a web page of another host sent the request; such pages must not use a server without a key. The request has
+ * the page's origin, or after DNS rebinding (the page's name now has this server's address) the page's name as host. */
 static bool from_elsewhere(const struct routes *s, const struct http_request *q)
 {
     const char *at = q->origin ? strstr(q->origin, "://") : NULL;

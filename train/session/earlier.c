@@ -14,9 +14,8 @@
 
 /* ---- its outputs */
 
-/* Moves outputs of another run to an archive, so that they are not mixed with this run's. With train.resume = never, or
- * a checkpoint of another output.dir, these are all outputs; with auto the outputs of a run that ended before its first
- * checkpoint. */
+/* Moves outputs of another run to an archive. With train.resume = never, or a checkpoint of another output.dir, these
+ * are all outputs; with auto those of a run that ended before its first checkpoint. */
 static int keep_earlier_run(const struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;

@@ -53,8 +53,7 @@ bool training_is_first(const struct training *t);
 struct model_pass training_pass(const struct training *t, int64_t i, const struct step_counts *n);
 /* Whether a run in this state evaluates before its next step. */
 bool training_evaluation_due(const struct training *t, const struct train_state *state);
-/* Whether eval.patience ends the run. The checkpoint has the count, so such a run ends again at once when it is
- * restarted. */
+/* Whether eval.patience ends the run. The checkpoint has the count, so a restarted run ends again at once. */
 bool training_out_of_patience(const struct training *t, const struct train_state *state);
 
 /* The path of a file in output.dir. */

@@ -4,8 +4,7 @@
 
 #include "train/state/checkpoint.h"
 
-/* The directory to which a new best/ is written. If the run is killed before best_replace, the next start deletes it
- * with other temporary directories. */
+/* The directory to which a new best/ is written. The next start deletes it if the run is killed before best_replace. */
 #define BEST_NEW ".tmp-best"
 
 /* Renames dir/.tmp-best to dir/best. If the old best/ is of step saved_best, the checkpoint of saved_step first gets

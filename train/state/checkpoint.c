@@ -504,9 +504,8 @@ static int list_folder(const char *folder, char ***names, int64_t *n, struct err
     return 0;
 }
 
-/* Deletes hidden directories of killed saves. Of the checkpoints up to `step`, which was just written, deletes all but
- * the newest `keep`. Later checkpoints remain from a run that continued from an earlier step; they stay and do not
- * count. */
+/* Deletes hidden directories of killed saves, and all but the newest `keep` checkpoints up to `step`, which was just
+ * written. Later checkpoints, of a run that continued from an earlier step, stay and do not count. */
 static int prune(const char *folder, int64_t step, int64_t keep, struct err *err)
 {
     char **names, path[MT_PATH];

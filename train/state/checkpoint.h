@@ -59,15 +59,15 @@ int checkpoint_generation_load(const char *dir, int64_t n_label, float **old_nll
 int checkpoint_path(char path[MT_PATH], const char *out_dir, int64_t step, struct err *err) MT_CHECK;
 /* Call before a run starts: completes the deletions of killed processes and deletes their incomplete checkpoints. */
 int checkpoint_sweep(const char *out_dir, struct err *err) MT_CHECK;
-/* Deletes all but the newest `keep` checkpoints up to `step`, as checkpoint_save does, since a run that was killed
- * during a save may leave one more. */
+/* Deletes all but the newest `keep` checkpoints up to `step`, since a run that was killed during a save may leave one
+ * more. */
 int checkpoint_prune(const char *out_dir, int64_t step, int64_t keep, struct err *err) MT_CHECK;
 /* Reads state.json of a step-NNNNNN directory: state, number of updates, and in *doc, which the caller frees, the
  * objects "settings" (texts of config_value by name) and "model" (of arch_value). Checks syntax and types only. */
 int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_update, struct json_doc **doc,
                     struct err *err) MT_CHECK;
-/* Loads a checkpoint. dir: a step-NNNNNN directory. Verifies the manifest first. The error names the damaged file, or
- * the tensor with an impossible value. After an error the adapters may be partly loaded. */
+/* Loads a step-NNNNNN directory. Errors: it does not match its manifest; a tensor has an impossible value. After an
+ * error the adapters may be partly loaded. */
 int checkpoint_load(const char *dir, struct adapters *ad, struct device *dev, struct train_state *state,
                     struct err *err) MT_CHECK;
 /* Whether out_dir/adapter has the bytes of the checkpoint's adapter. */

@@ -12,8 +12,7 @@ struct lock {
     int fd;
     int64_t there; /* length of the leading part of the path that existed before */
 };
-/* Creates dir and locks dir/.lock. Error: another process has the lock; the error names its pid, host and start time.
- * Warns if the file system has no locks. */
+/* Creates dir and locks dir/.lock. Error: another process has the lock. Warns if the file system has no locks. */
 int lock_take(struct lock *l, const char *dir, struct err *err) MT_CHECK;
 /* As lock_take if `path`, which the caller will write, is in dir; otherwise locks nothing. */
 int lock_take_for(struct lock *l, const char *dir, const char *path, struct err *err) MT_CHECK;

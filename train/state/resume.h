@@ -23,8 +23,8 @@ struct resume {
 };
 
 /* Finds the checkpoint of train.resume, if there is one, and reads its settings. Errors: the checkpoint, or every
- * checkpoint, is damaged; a CONFIG_MATH option or a value of `a` differs (the error names each, with both values).
- * lora.targets, the patterns and lora.layers may have other texts if they adapt the same matrices of `a`. */
+ * checkpoint, is damaged; a CONFIG_MATH option or a value of `a` differs. lora.targets, the patterns and lora.layers
+ * may have other texts if they adapt the same matrices of `a`. */
 int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err) MT_CHECK;
 /* Call it after the data are read. Errors: the data are not those of the checkpoint; a member of the state has a value
  * that this run cannot reach. */

@@ -75,7 +75,7 @@ struct preset {
     int64_t n_exp, top_k, d_ff, vocab, max_len, theta;
 };
 
-/* Finds the row of a name. NULL: the name is unknown; the error suggests the nearest name. */
+/* Finds the row of a name. NULL: the name is unknown. */
 const struct preset *preset_find(const char *name, struct err *err);
 const struct preset *preset_row(int64_t i); /* NULL: i is past the end */
 /* The id of a special token in this row's vocabulary. Ids near 0 are the published ones; others have the published
@@ -83,8 +83,8 @@ const struct preset *preset_row(int64_t i); /* NULL: i is past the end */
  */
 int64_t preset_token(const struct preset *p, const char *text);
 
-/* config.json with the first n_layer layers (all: p->n_layer) and experts stored as WF_MXFP4, WF_NF4, WF_BF16,
- * WF_NVFP4 or WF_FP8. The text belongs to o; free it with json_out_free. */
+/* config.json with the first n_layer layers (all: p->n_layer) and experts stored as WF_MXFP4, WF_NF4, WF_BF16, WF_NVFP4
+ * or WF_FP8. Free o with json_out_free. */
 void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, enum weight_format experts);
 
 #endif

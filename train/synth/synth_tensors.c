@@ -130,8 +130,8 @@ static void add_layout(struct synth *s, struct name name, const struct stored_la
     }
 }
 
-/* Adds a matrix in the published format of DeepSeek-V4, FP8 with an exponent per block of 128 x 128. If another format
- * was chosen for the experts, the matrix is bf16. */
+/* Adds a matrix in the published format of DeepSeek-V4, FP8 with an exponent per block of 128 x 128; bf16 if another
+ * format was chosen for the experts. */
 static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std)
 {
     if (!as_published(s)) {

@@ -16,7 +16,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
  * (gpu_table.h); NULL: train.device. */
 int commands_plan(const struct config *cfg, const struct arch *arch, struct safetensors *st, const char *gpu,
                   double host_gb, struct err *err) MT_CHECK;
-/* As commands_plan, for a model without a configuration: prints whether it fits, what to change, then the plan. choice:
+/* As commands_plan, for a model without a configuration: first prints whether it fits and what to change. choice:
  * values to choose from data.train (suit.h). Returns 1 if it does not fit. */
 int commands_plan_model(const struct config *cfg, const struct suit_choice *choice, const char *gpu, double host_gb,
                         struct err *err) MT_CHECK;

@@ -14,8 +14,8 @@ struct quant_options {
 };
 /* Quantises every BF16, F16 and F32 tensor of 2 or more dimensions, [..., out, in] or gpt-oss's [E, in, out]; copies
  * biases, routers and all other tensors. At most one expert of a tensor is in memory. Errors: the file cannot be read;
- * the output exists; a tensor has a value that is not finite or rows that are not whole blocks (the error names it).
- * After an error there is no output file. */
+ * the output exists; a tensor has a value that is not finite or rows that are not whole blocks. After an error there is
+ * no output file. */
 int quant_run(const struct quant_options *o, FILE *log, struct err *err) MT_CHECK;
 
 #endif
