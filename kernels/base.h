@@ -46,7 +46,7 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
         if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \
     } while (0)
 
-/* Prints "moetrain: error: " and the message, and ends the process: for a lack of memory or threads. */
+/* Prints the message as an error and ends the process: for a lack of memory or threads. */
 void end_with_error(const char *fmt, ...) MT_PRINTF(1, 2) __attribute__((noreturn));
 
 /* die_at calls `wait`, which may be NULL, before it aborts. When another rank is lost, this rank's device fails too;

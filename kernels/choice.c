@@ -23,7 +23,7 @@ static const struct rule {
     enum grouped_way way;
 } rules[] = {
     {ARCH_BIT(CUDA_SM90), WF_MXFP4, 48, GROUPED_PACKED_96},
-    {ARCH_BIT(CUDA_SM90), WF_MXFP4, 144, GROUPED_PACKED_160}, /* beyond, a random router favours GROUPED_DECODE */
+    {ARCH_BIT(CUDA_SM90), WF_MXFP4, 144, GROUPED_PACKED_160}, /* above, GROUPED_DECODE is faster with a random router */
     {ARCH_BIT(CUDA_SM90), WF_MXFP4, 768, GROUPED_DECODE},
     {ARCH_BIT(CUDA_SM90), WF_MXFP4, INT32_MAX, GROUPED_AHEAD},
 };

@@ -50,8 +50,8 @@ struct recorder {
     bool open;              /* between device_op_begin and device_op_end of a recorded call */
 };
 
-/* Kernels of the CUDA backend by the architecture that they were written for. Those of CUDA_SM80, the portable ones,
- * run on all GPUs, and serve where an architecture has no others. */
+/* Architectures that kernels of the CUDA backend were written for. Those for CUDA_SM80, the portable ones, run on all
+ * GPUs, and serve where an architecture has no others. */
 enum cuda_arch { CUDA_SM80, CUDA_SM90, CUDA_SM100, CUDA_SM120 };
 
 /* A GPU to plan for. host_bytes: free host memory of its machine; 0: not known. */
@@ -61,7 +61,7 @@ struct device_card {
     enum cuda_arch arch; /* whose kernels run */
     bool integrated;     /* its memory is that of the host */
 };
-enum { GPU_CAPABILITY = 80 }; /* the least compute capability that the CUDA kernels run on: 8.0 */
+enum { GPU_CAPABILITY = 80 }; /* the least compute capability of the CUDA kernels: 8.0 */
 
 /* One compute device. Its first three arenas hold all its tensors:
  *   weights  the frozen checkpoint, packed as on disk or quantised while loading; filled once
@@ -72,10 +72,10 @@ struct device {
     const struct ops *ops;
     const char *name;
     enum dtype
-        act_dtype; /* activations and the adapters' working copies: F32 on the CPU, F64 in its oracle, BF16 on a GPU */
+        act_dtype; /* activations and working copies of adapters: F32 on the CPU, F64 in its oracle, BF16 on a GPU */
     enum dtype stat_dtype; /* statistics, gates, losses, gradients, moments: F32, or F64 in the oracle */
-    bool round_bf16; /* CPU with train.dtype = bf16: every activation an op writes is rounded to bf16, held in F32 */
-    bool dry_run;    /* made by device_dry_run */
+    bool round_bf16;       /* CPU with train.dtype = bf16: activations are rounded to bf16, held in F32 */
+    bool dry_run;          /* made by device_dry_run */
     int n_threads;
     int64_t expert_group; /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
     /* Set in passes that sample text: on a CPU the bits of a token do not depend on the other tokens of the pass; on a
@@ -123,7 +123,7 @@ const struct ops *ops_absent_gpu(enum cuda_arch arch);
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 const char *device_why_cpu(void); /* why "auto" chose the CPU; NULL: it did not */
 void device_log_choice(void);     /* logs device_why_cpu, once */
-/* device_open for a plan: "cuda" also works without a GPU or a build with CUDA. The device is only for dry runs. */
+/* device_open for dry runs alone: "cuda" also works without a GPU or a build with CUDA. */
 int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 /* device_open_plan for the GPU `card`, on any machine and build. */
 int device_open_card(struct device *dev, const struct device_card *card, const char *dtype, struct err *err) MT_CHECK;

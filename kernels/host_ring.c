@@ -1,4 +1,4 @@
-/* host_ring.c - copies items between host memory and their places on the device (host_ring.h). A ticket per place. */
+/* host_ring.c - copies items between host memory and their places on the device, each with a ticket (host_ring.h). */
 #include "kernels/host_ring.h"
 
 void host_ring_open(struct host_ring *r, struct device *dev, const struct host_ring_use *use)

@@ -6,8 +6,8 @@
  *   r = exp(lp - old) of a token, exp(mean(lp - old)) or exp(sum(lp - old)) of the row
  *   k = exp(ref - lp) - (ref - lp) - 1, with POLICY_K3_RATIO times r
  *   l = -min(min(r, delta) A, clip(r, low, high) A), in CISPO -min(r, high) A lp with min(r, high) a constant
- * loss of the row = s sum_t (m w l + beta k) - entropy_scale sum_t m H; with POLICY_SUM the first is w l of the
- * row */
+ * loss of the row = s sum_t (m w l + beta k) - entropy_scale sum_t m H; with POLICY_SUM the first term is
+ * s w l of the row */
 #ifndef MT_POLICY_VALUE_H
 #define MT_POLICY_VALUE_H
 

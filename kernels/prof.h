@@ -52,10 +52,10 @@ double prof_middle(double *x, int64_t n);
 void prof_median(struct prof *p);
 void prof_close(struct prof *p); /* zeroed is valid */
 
-/* Fills dev->roofs: the rates of a large product and a large copy (GPU: median of 15, CPU: best of 5), on a GPU the
- * time of the smallest op, which zeroes 4 bytes, in under 0.3 s, and where portable kernels run on a GPU with faster
- * instructions their rate of a large product, in under 1 s. Allocates separate memory (0.4 GB on a GPU) and frees it,
- * so call it before the arenas are reserved. Error: not enough memory. */
+/* Fills dev->roofs: in under 0.3 s the rates of a large product and a large copy, and on a GPU the time of the smallest
+ * op, which zeroes 4 bytes; in under 1 s, where portable kernels run on a GPU with faster instructions, their rate of a
+ * large product. Allocates separate memory (0.4 GB on a GPU) and frees it, so call it before the arenas are reserved.
+ * Error: not enough memory. */
 int prof_measure_roofs(struct device *dev, struct err *err) MT_CHECK;
 /* FLOP/s of large products of random rows during `seconds`, which the GPU's power limits: lower than that of
  * prof_measure_roofs, whose products are few and repeat their rows. Uses free memory of the work arena; 0: not

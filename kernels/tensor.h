@@ -36,8 +36,8 @@ struct tensor tensor_rows(struct tensor x, int64_t first, int64_t count); /* lea
 int64_t tensor_count(struct tensor x);                                    /* elements */
 int64_t tensor_bytes(struct tensor x);                                    /* of a contiguous view */
 
-/* A stack allocator over one block. In a dry run base is NULL and cap INT64_MAX: every push returns NULL, and `peak` is
- * the size that the real arena needs. Every push is aligned to 256 bytes. */
+/* A stack allocator over one block; pushes are aligned to 256 bytes. In a dry run base is NULL, cap INT64_MAX and every
+ * push returns NULL; `peak` is the size that the real arena needs. */
 struct arena {
     const char *name;
     char *base;

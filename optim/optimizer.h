@@ -81,7 +81,7 @@ void optimizer_get_state(const struct optimizer *opt, struct device *dev, int i,
 void optimizer_set_state(const struct optimizer *opt, struct device *dev, int i, const void *values);
 /* The factors of a step of AdamW. */
 struct adamw_step optimizer_adamw_step(const struct optimizer *opt, const struct optimizer_step *step);
-/* Allocates the states, and zeroes them. n_state, host_states are set. */
+/* Allocates zeroed states; n_state and host_states are set. */
 void optimizer_alloc(struct optimizer *opt, struct device *dev);
 int64_t optimizer_state_bytes(const struct optimizer *opt);
 /* Counts a step. norm: of the whole gradient (op_sumsq). */

@@ -18,7 +18,7 @@ struct net_peer {
     int32_t port, pid;
 };
 
-/* Heartbeat that a rank sends every second, and other messages of the watch. */
+/* Messages of the watch; NET_BEAT: heartbeat, every second. */
 enum net_kind { NET_BEAT, NET_FAIL, NET_BYE, NET_ABORT };
 struct net_beat {
     int32_t kind, rank;
@@ -43,7 +43,7 @@ struct comm_net {
     pthread_mutex_t lock;   /* for all fields below, and for writing to `line` */
     struct net_beat now;    /* own heartbeat; since_ms in place of waiting_s */
     double since_ms;        /* start of the current op; 0: none */
-    bool stop, ended;       /* the thread should end; the cause is known and the process is about to exit */
+    bool stop, ended;       /* the thread should end; the process is about to exit, its cause is known */
     bool *gone;             /* [world] sent NET_BYE, or is lost */
     struct net_beat *last;  /* [world] rank 0: last heartbeat of each */
     double *last_ms;        /* [world], others [1]: time of the last heartbeat */
@@ -62,7 +62,7 @@ struct net_hello {
     int32_t purpose, to; /* the rank that it connects to */
     int32_t rank, world, port, pid;
 };
-/* The nonces of a connection: a signature for one connection is invalid on any other. */
+/* Nonces, so that a signature is valid on one connection only. */
 struct net_session {
     uint8_t client[NET_NONCE], server[NET_NONCE];
 };

@@ -29,7 +29,6 @@ struct comm_place {
     char key_file[MT_PATH]; /* the file of read_key, for messages; "": none */
     int key_fd;             /* rank 0: the open key_file, locked until all ranks are connected; 0: none */
 };
-/* Random bytes from the system. */
 int comm_make_key(uint8_t key[COMM_KEY], struct err *err) MT_CHECK;
 
 #ifdef __cplusplus

@@ -166,7 +166,7 @@ MT_BOTH uint32_t fakequant_code(const struct fakequant *f, float q)
     return f->bits == 8 ? e4m3_code(fabsf(q)) | sign << 7 : e2m1_code(fabsf(q)) | sign << 3;
 }
 
-/* What a reader multiplies the codes of integers and FP8 with. FQ_INT: q * fl(1 / s) may be an ulp from q / s. */
+/* By which a reader multiplies codes of integers and FP8. FQ_INT: q * fl(1 / s) may be an ulp from q / s. */
 MT_BOTH float fakequant_multiplier(const struct fakequant *f, const struct fakequant_scale *s)
 {
     return f->kind == FQ_INT && s->up > 0 ? fl_div(1, s->up) : s->down;

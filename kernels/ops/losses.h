@@ -62,8 +62,8 @@ struct importance {
     bool by_row, limits;
     double cap, floor;
 };
-/* What op_importance writes: weight [N] stat =; values [:, POLICY_WEIGHT] =: the weight of the row, 1 with weights of
- * labels; part [A, IMPORTANCE_PARTS] f64 =: first the sums, then the largest values. */
+/* What op_importance writes: weight [N] stat =; values [:, POLICY_WEIGHT] =: the weight of the row, 1 if
+ * !by_row; part [A, IMPORTANCE_PARTS] f64 =: first the sums, then the largest values. */
 enum importance_sum {
     IMPORTANCE_WEIGHTS, /* number of weights; next, their sum */
     IMPORTANCE_WEIGHT,

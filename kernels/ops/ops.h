@@ -306,7 +306,7 @@ typedef void attn_split_bwd_fn(struct device *dev, struct tensor dwide, struct t
 /* y = o * sigmoid(gate).  y, o [T,H*A] act, y = */
 typedef void attn_gate_fwd_fn(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
                               const struct attn_shape *shape);
-/* dout =, in place of dy allowed; the columns of the gate of dwide =, others do not change */
+/* dout =, the gradient of o, in place of dy allowed; the columns of the gate of dwide =, others do not change */
 typedef void attn_gate_bwd_fn(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy,
                               struct tensor o, struct tensor wide, const struct attn_shape *shape);
 
@@ -355,9 +355,10 @@ struct compress_shape {
     bool overlap;         /* an entry sums 2 * ratio tokens: its own, and those of the entry before it */
 };
 /* Column c of an entry: y_c = sum_j softmax_j(gate_j,c + bias_j,c) value_j,c over the tokens j of the entry. Without
- * overlap: kg [T,2W] act: value | gate; bias [ratio,W] f32. With overlap: kg [T,4W]: value a, value b, gate a, gate b;
- * bias [ratio,2W]: a, b. Entry e then sums the tokens of entry e - 1, if any, with their columns a, and its own tokens
- * with their columns b.  y [N,W] act =; pos [N] i32 =: position of the entry, 0 in other rows */
+ * overlap: kg [T,2W] act: value | gate; bias [ratio,W] f32. With overlap a token has two sets of columns: kg [T,4W]:
+ * value a | value b | gate a | gate b; bias [ratio,2W]: a | b. Entry e then sums the tokens of entry e - 1, if any,
+ * with their set a, and its own tokens with their set b.  y [N,W] act =; pos [N] i32 =: position of the entry, 0 in
+ * other rows */
 typedef void compress_fwd_fn(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
                              struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
 /* dkg =: zero for tokens that are in no entry */
@@ -379,7 +380,7 @@ typedef void compress_decode_fn(struct device *dev, struct tensor y, struct tens
  * compress_decode; past: pos and seqs of the tokens, pages of the entries */
 typedef void entry_store_fn(struct device *dev, struct tensor x, const struct past *past, int64_t ratio);
 
-/* The K visible entries e of every token with the largest scores (ties: lower e first),
+/* The K visible entries e of every token with the largest scores (ties: lower e first):
  * score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>). idx [T,K] i32 =: e ascending, then -1; q [T,H*A] act, k [N,A] act,
  * w [T,H] act */
 typedef void index_topk_fn(struct device *dev, struct tensor idx, struct tensor q, struct tensor k, struct tensor w,
@@ -398,7 +399,7 @@ struct shared_attn_shape {
 /* o = sum of p_k key_k over the keys in the window and the visible entries. p = softmax of scale <q, key_k> and the
  * sink, a logit without a key. o [T,H*A] act =, lse [T,H] stat = (sink included), q [T,H*A] act, kv [T,A] act,
  * entry [N,A] act or absent; sinks [H] f32 or absent; idx [T,K] i32: the entries that a token sees, from index_topk;
- * absent: all visible ones */
+ * absent: all visible */
 typedef void shared_attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor q,
                                 struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
                                 const struct seqs *seqs, const struct shared_attn_shape *shape);
@@ -449,7 +450,7 @@ struct router {
     int n_group, top_group; /* n_group 0 or 1: no groups; top_group * E / n_group >= J */
     bool given; /* r->idx is an input, ascending: the router computes only logits and gates, with the same bits as if it
                    had chosen these experts */
-    float floor; /* in ROUTER_SIGMOID_CHOSEN and ROUTER_SQRT_CHOSEN; 0: 1e-20 */
+    float floor; /* 0: 1e-20 */
 };
 static inline float router_floor(const struct router *r) { return r->floor > 0 ? r->floor : 1e-20f; }
 static inline bool router_is_sigmoid(const struct router *r) { return r->kind >= ROUTER_SIGMOID; }

@@ -103,8 +103,8 @@ static inline void count_dense(struct device *dev, int64_t m, int64_t n, int64_t
     dev->op.dense = true;
 }
 
-/* The length of sequences if all had the same, from pairs and tokens: the dry run of a plan has as many sequences as
- * tokens, to bound the memory, so n_seq cannot give it. */
+/* The length of sequences if all were equally long, from pairs and tokens. n_seq cannot give it: the dry run of a plan
+ * has as many sequences as tokens, to bound the memory. */
 static inline double mean_len(const struct seqs *seqs, int64_t n_tok)
 {
     return MT_MAX(1, 2 * seqs->pairs / (double)MT_MAX(1, n_tok) - 1);

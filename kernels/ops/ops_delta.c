@@ -62,7 +62,7 @@ static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, s
 
 /* Adds the FLOPs of matrix products, per chunk of C = MT_DELTA_CHUNK rows and value head: `inside` products of sizes
  * C x C x key_dim, `values` of C x C x value_dim, `across` of C x key_dim x value_dim; solving a triangular system
- * counts as one. The callers list them with the letters of kernels/cpu/delta.c. */
+ * counts as one. */
 static void count_delta(struct device *dev, int64_t n_tok, const struct delta_shape *s, int inside, int values,
                         int across)
 {
@@ -75,8 +75,9 @@ void op_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct
                   struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
 {
     want_delta(dev, qkv, o, ba, a_log, dt_bias, seqs, shape);
-    /* inside: K K^T, Q K^T, the system of W
-     * values: the system of U, m X
+    /* In the letters of kernels/cpu/delta.c; "solve W": the triangular system whose solution is W.
+     * inside: K K^T, Q K^T, solve W
+     * values: solve U, m X
      * across: W S, Q S, K^T X */
     count_delta(dev, qkv.shape[0], shape, 3, 2, 3);
     MOVES(dev, o, qkv, ba);
@@ -103,11 +104,11 @@ void op_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, str
 {
     want_delta(dev, qkv, dout, ba, a_log, dt_bias, seqs, shape);
     want_delta(dev, dqkv, dout, dba, a_log, dt_bias, seqs, shape);
-    /* dY is the gradient of Y, E that of the state after the chunk.
-     * inside, recomputed: K K^T, Q K^T, the system of W
-     * inside, gradients: the system of dW, dW W^T (added to dL), dm K, dm^T Q, dL K, dL^T K
-     * values, recomputed: the system of U
-     * values, gradients: m^T dO, dO X^T (dm), the system of dU, dU U^T (added to dL)
+    /* As in op_delta_fwd; dY is the gradient of Y, E that of the state after the chunk.
+     * inside, recomputed: K K^T, Q K^T, solve W
+     * inside, gradients: solve dW, dW W^T (added to dL), dm K, dm^T Q, dL K, dL^T K
+     * values, recomputed: solve U
+     * values, gradients: m^T dO, dO X^T (dm), solve dU, dU U^T (added to dL)
      * across, recomputed: W S, K^T X
      * across, gradients: K E, dO S^T, X E^T, dX S^T, Q^T dO and W^T dX (added to E) */
     count_delta(dev, qkv.shape[0], shape, 9, 5, 8);

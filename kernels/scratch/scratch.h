@@ -48,7 +48,7 @@ int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles);
 enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* blocks per multiprocessor, of which two run at a time */
 static inline int64_t scratch_pass_columns(int64_t r) { return r == 8 ? 4 * WGRAD_WIDE : 3 * WGRAD_WIDE; }
 int64_t scratch_pass_partial(int64_t n_row, int64_t n_slab);
-/* Bytes of the partial sums of one gradient. */
+/* Bytes of partial sums. */
 int64_t scratch_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 int64_t scratch_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 
@@ -125,7 +125,7 @@ struct scratch_moe_bwd scratch_moe_up_bwd(struct device *dev, struct tensor dpre
 
 /* ---- mixers: scratch_mixers.c */
 
-/* kv_b as the decoding of latent attention reads it, [H(N+B), L] bf16. */
+/* kv_b for the decoding of latent attention, [H(N+B), L] bf16. */
 struct tensor scratch_latent(struct device *dev, const struct proj *kv_b);
 
 /* Attention's forward on Hopper can use an upper bound of the scores instead of the maximum of every tile of keys. The
@@ -158,10 +158,10 @@ struct scratch_attn_decode {
 struct scratch_attn_decode scratch_attn_decode(struct device *dev, struct tensor q, const struct pages *pages,
                                                const struct attn_shape *shape);
 struct scratch_attn_bwd {
-    struct tensor stat;      /* [H * T + 1, 2] f32 */
-    struct tensor sum, turn; /* if blocks add to dq in turns: [T * H * A] f32, [T * K + 1] i32; else empty */
-    struct scratch_pairs
-        pairs; /* weights, gradients of scores: 2 x [n_pair, K, n_block, 2, 64, 64] bf16; sum: [2, K, T, A] */
+    struct tensor stat; /* [H * T + 1, 2] f32 */
+    /* if blocks add to dq in turns [T * H * A] f32, [T * K + 1] i32; with pairs [2, K, T, A] f32; else empty */
+    struct tensor sum, turn;
+    struct scratch_pairs pairs; /* weights, gradients of scores: 2 x [n_pair, K, n_block, 2, 64, 64] bf16 */
 };
 struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct seqs *seqs,
                                          const struct attn_shape *shape);
@@ -219,7 +219,7 @@ struct scratch_delta {
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
                                    const struct seqs *seqs, const struct delta_shape *shape, bool backward);
 
-/* Mamba-2 in chunks of MT_MAMBA_CHUNK rows and blocks of MAMBA_COLS columns of a head. */
+/* Mamba-2 in chunks of MT_MAMBA_CHUNK rows and blocks of MAMBA_COLS columns. */
 enum { MAMBA_COLS = 64 };
 struct scratch_mamba {
     struct tensor gates; /* [N * T, 2] f32 */
@@ -252,11 +252,11 @@ struct square_sum {
 };
 enum { HEAD_VECTOR = 8, HEAD_THREADS = 512, SQUARES_CHUNK = 65536 };
 struct scratch_head {
-    struct tensor dense;         /* scratch_matrices of W */
-    int64_t chunk;               /* rows of a chunk, at most */
-    struct tensor part;          /* [chunk, D] bf16 */
-    struct tensor logits;        /* [chunk, V rounded up to 8] f32, or exponentials [chunk, V] bf16 */
-    struct tensor own;           /* exponentials: logits of the labels, [chunk] f32 */
+    struct tensor dense;  /* scratch_matrices of W */
+    int64_t chunk;        /* rows of a chunk, at most */
+    struct tensor part;   /* [chunk, D] bf16 */
+    struct tensor logits; /* [chunk, V rounded up to 8] f32, or exponentials (choice_exponentials) [chunk, V] bf16 */
+    struct tensor own;    /* exponentials: logits of the labels, [chunk] f32 */
     struct tile_sums *tile_sums; /* exponentials: [chunk, V / DENSE_COLS]; NULL: logits */
     struct tensor of_teacher;    /* linear_kl: [chunk, V rounded up] or [chunk, K] f32 */
 };
