@@ -1,9 +1,9 @@
 /* attn.c - causal grouped-query attention with window and sink, forward and backward, in blocks.
  *
- * A block is about ROWS query rows by at most KEYS keys. The query heads of a kv head are stacked, row i*G + g for head
- * g of query i: one product computes the scores of the whole group, and the products for dK and dV also sum over the
- * group. Blocks outside the window or the causal triangle are skipped; the memory is a few blocks per thread. Keys are
- * numbered by position: first those of the prefix, then the sequence's own.
+ * A block is about ROWS query rows by at most KEYS keys. The G query heads of a kv head are stacked, row i*G + g for
+ * head g of query i: one product computes the scores of all, and the products for dK and dV sum over them. Blocks
+ * outside the window or the causal triangle are skipped; the memory is a few blocks per thread. Keys are numbered by
+ * position: first those of the prefix, then the sequence's own.
  *
  * Forward: online softmax. With running maximum m and sum l, a new block rescales the earlier sums by exp(m - m'). The
  * sink is the initial state m = b, l = 1. Backward: p = exp(s - lse), ds = p (dO V^T - <dO, O>).
@@ -18,7 +18,6 @@
 
 enum { ROWS = 128, KEYS = 256 };
 
-/* One sequence and kv head, and the sizes. */
 struct head {
     const struct attn_shape *s;
     int64_t first, len;          /* rows of the sequence */
@@ -189,8 +188,8 @@ static int64_t end_seen(const struct rows *r, int64_t i, int64_t k0, int64_t n)
     return MT_MIN(n, r->pos + i / r->group + 1 - k0);
 }
 
-/* Adds n keys from position k0 on, at most MT_PAGE; rows of keys and values, ld apart. Not inlined, so that both
- * callers get the same bits. */
+/* Continues the rows' softmax over n keys, at most MT_PAGE, from position k0 on; key, value: rows ld apart. Not
+ * inlined, so that both callers get the same bits. */
 static __attribute__((noinline)) void rows_page(const struct rows *r, int64_t k0, int64_t n, const real *key,
                                                 const real *value, int64_t ld)
 {
@@ -322,7 +321,6 @@ static void grad_row(real *p, real *dp, int64_t n_key, int64_t lo, int64_t hi, r
     }
 }
 
-/* The queries from i0 on: writes their dq, adds to dk and dv of the keys they attend to. */
 static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                       struct tensor qkv, int64_t i0, real *scratch)
 {
@@ -359,7 +357,6 @@ static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor do
         for (int64_t c = 0; c < width; c++) real_row(dqkv, h->first + i0 + i)[h->q_col + c] = dq[i * width + c];
 }
 
-/* All queries of a kv head of one sequence. */
 static void bwd_head(const struct head *h, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                      struct tensor qkv, real *scratch)
 {

@@ -4,8 +4,8 @@
  * In passes that sample (steady_rows) the forward gathers the keys of a token, as decoding does.
  *
  * All heads of a token see the same keys, so one product computes the scores of all heads. Forward and dq go token by
- * token. Gradients of keys go by blocks of BLOCK keys or entries, each over its tokens in ascending order: the order of
- * every sum is the same with any number of threads. */
+ * token. Gradients of keys go by blocks of BLOCK keys or entries, each over its tokens in ascending order, with any
+ * number of threads. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
@@ -51,7 +51,6 @@ static void use_sequence(struct attn *a, const struct seqs *seqs, int64_t seq)
     a->first_entry = a->entry.ndim ? cu[seq] / a->s->ratio : 0;
 }
 
-/* Keys lo .. hi-1 of the window of token i. */
 static struct keys window_keys(const struct attn *a, int64_t i, int64_t lo, int64_t hi)
 {
     lo = MT_MAX(lo, i - a->s->window + 1);
@@ -90,7 +89,6 @@ static void sum_keys(const struct attn *a, real *out, const real *p, int64_t ld,
     if (k->n) gemm_serial(false, false, a->s->n_head, dim, k->n, 1, p, ld, k->row, k->ld, add, out, dim);
 }
 
-/* Scores of one head become weights; returns lse. */
 static real softmax(real *p, int64_t n, real scale, const float *sink)
 {
     real max = sink ? (real)*sink : -INFINITY, sum = 0;

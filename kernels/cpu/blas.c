@@ -1,7 +1,7 @@
-/* blas.c - checks that the system has room for the threads of OpenMP and the buffers of OpenBLAS. OpenBLAS maps a
- * buffer for every calling thread and keeps it. When the system refuses one, OpenBLAS retries forever: a process with a
- * limited address space (ulimit -v) would hang. So the buffers of all threads of a team are allocated before its first
- * product, each after a test for room. */
+/* blas.c - checks that there is room for the threads of OpenMP and the buffers of OpenBLAS, which maps a buffer for
+ * every calling thread and keeps it. When the system refuses one, OpenBLAS retries forever: a process with a limited
+ * address space (ulimit -v) would hang. So the buffers of all threads of a team are allocated before its first product,
+ * each after a test for room. */
 #ifndef MT_F64 /* compiled once for both precisions */
 #include <cblas.h>
 #include <omp.h>
@@ -28,8 +28,8 @@ static bool has_room(void)
     return p != MAP_FAILED && !munmap(p, BUFFER_BYTES);
 }
 
-/* Runs before OpenBLAS's constructor, which otherwise starts threads that are not used here, each with a buffer. Since
- * 0.3.28 the constructor also allocates a buffer for this thread. */
+/* Runs before OpenBLAS's constructor, which otherwise starts unused threads, each with a buffer. Since 0.3.28 the
+ * constructor also allocates a buffer for this thread. */
 __attribute__((constructor(101))) static void before_openblas(void)
 {
     int minor, patch;

@@ -1,5 +1,5 @@
-/* compress.c - one entry per `ratio` tokens: in every column the sum of their values, weighted by a softmax of their
- * gates. A thread computes one entry. */
+/* compress.c - the entries of compressed attention, one per `ratio` tokens: in every column the sum of their values,
+ * weighted by a softmax of their gates. A thread computes one entry. */
 #include "kernels/cpu/seqs.h"
 
 #include <string.h>

@@ -16,7 +16,6 @@ static struct rows rows_of(const struct seqs *seqs, int64_t seq)
         .row = cu[seq], .len = cu[seq + 1] - cu[seq], .base = cu[seq_base(seqs, seq)], .prefix = seq_prefix(seqs, seq)};
 }
 
-/* Row t of a sequence, from -prefix on. */
 static int64_t row_number(const struct rows *r, int64_t t) { return t < 0 ? r->base + r->prefix + t : r->row + t; }
 
 /* The tap of output t that reads the first row of the sequence, or of its prefix. */
@@ -60,7 +59,6 @@ static const real *row_at(const struct block *b, struct tensor x, int64_t t)
     return b->before ? b->before + (b->n_tap - 1 + t) * b->n_col + b->first : NULL;
 }
 
-/* u = the bias and the sum over the taps of row t */
 static void convolve(const struct block *b, real *u, struct tensor x, int64_t t)
 {
     for (int64_t c = 0; c < b->n; c++) u[c] = b->bias[c];
@@ -91,8 +89,8 @@ static void keep_tail(const struct block *b, struct tensor x, real *after)
     }
 }
 
-/* Step t adds the gradient of output t to the rows of dx that output t read. It zeroes row t first, as no earlier
- * output read that row. */
+/* Step t zeroes row t of dx, which no earlier output read, then adds the gradient of output t to the rows that it
+ * read. */
 static void block_bwd(const struct block *b, struct tensor dx, struct tensor dy, struct tensor x)
 {
     real u[COLS];

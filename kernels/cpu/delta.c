@@ -23,7 +23,6 @@
 enum { CHUNK = MT_DELTA_CHUNK };
 static const real l2_eps = (real)1e-6;
 
-/* One value head of one segment. */
 struct head {
     const struct delta_shape *s;
     struct segment at;
@@ -46,7 +45,6 @@ struct chunk {
     real slope[CHUNK];           /* dg/da of every token */
 };
 
-/* The backward's matrices of one chunk. */
 struct grads {
     real *x, *w, *q, *k;          /* [CHUNK, B], [CHUNK, A] */
     real *m, *kk;                 /* [CHUNK, CHUNK] */
@@ -216,7 +214,6 @@ static void chunk_deltas(const struct head *h, struct chunk *c, const real *stat
     gemm_serial(false, false, c->n, b, a, -1, c->w, a, state, b, 1, c->x, b);
 }
 
-/* state = the one after the chunk */
 static void chunk_advance(const struct head *h, struct chunk *c, real *state)
 {
     const int64_t a = h->s->key_dim, b = h->s->value_dim;

@@ -1,6 +1,6 @@
 /* gated.c - outputs with a gate: RMSNorm(x) silu(z) for every head; RMSNorm(x silu(z)) for groups of columns; attention
- * times sigmoid(gate). Also the split of that attention's projection, with norm and RoPE of queries and keys. One
- * thread computes a row. */
+ * times sigmoid(gate), and the split of its projection, with norm and RoPE of queries and keys. One thread computes a
+ * row. */
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/rope.h"
 

@@ -37,8 +37,8 @@ void rows_gemm(int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64
 void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col, int64_t n_col, real *out,
                  int64_t ldo);
 
-/* The matrices that products with proj read: its weight, or the fake-quantised one in scratch from dev->work. The
- * scratch omits experts without rows in offs [E+1]; with offs absent it has all experts. */
+/* The matrices that products with proj read: its weight or, in scratch from dev->work, the fake-quantised one, without
+ * the experts that have no rows in offs [E+1]; offs absent: all experts. */
 struct weight proj_weight(struct device *dev, const struct proj *proj, struct tensor offs);
 /* Whether products must add the adapter: there is one, and it is not merged. */
 static inline bool lora_added(const struct lora *lora) { return lora->r > 0 && !lora->merged; }

@@ -53,7 +53,6 @@ static inline real relu(real x) { return x < 0 ? 0 : x; }
 static inline real clamp_high(real x, real limit) { return x > limit ? limit : x; }
 static inline real clamp_both(real x, real limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 
-/* The clamped forms: alpha and offset. */
 static real alpha_of(const struct glu *glu) { return glu->kind == GLU_CLAMPED ? glu->alpha : 1; }
 static real offset_of(const struct glu *glu) { return glu->kind == GLU_CLAMPED ? 1 : 0; }
 

@@ -1,5 +1,5 @@
-/* index.c - the indexer of compressed attention: the entries of every token with the largest scores. A thread scores
- * the entries of one token. */
+/* index.c - the indexer of compressed attention: for every token the entries (each a sum of several tokens: compress.c)
+ * with the largest scores. A thread scores the entries of one token. */
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/seqs.h"
 
@@ -47,7 +47,6 @@ static int by_entry(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The scores of n entries; product [H, n] */
 static void score(struct scored *out, const real *product, const real *w, int64_t n_head, int64_t n)
 {
     for (int64_t e = 0; e < n; e++) out[e] = (struct scored){0, (int32_t)e};

@@ -7,7 +7,6 @@
 
 #define BLOCK 1024
 
-/* One labelled row of the student. */
 struct student {
     real *z; /* [n] logits; after the row its gradient */
     int64_t n, id;
@@ -17,7 +16,6 @@ struct student {
     bool gradient;
 };
 
-/* Begins a labelled row: its sums, cross-entropy and hit. */
 static struct student student_open(real *z, int64_t n, int64_t id, const struct teacher *t, real scale, real cap,
                                    real *nll, int32_t *hit)
 {
@@ -92,8 +90,8 @@ static double bucket_divergence(double lq, double lp)
     return q * (d + expm1(-d));
 }
 
-/* The teacher's distribution: ids[k] with log-probability lq[k], and one bucket with the rest. The logits of the ids
- * are moved to own [n_top] and replaced by -inf, so that the row then holds only the bucket. */
+/* The teacher's distribution: ids[k] with log-probability lq[k], and one bucket with the rest. Moves the logits of the
+ * ids to own [n_top] and replaces them by -inf, so that the row has only the bucket. */
 static void topk_row(struct student *s, const int32_t *ids, const real *lq, real *own, int64_t n_top, real *kl)
 {
     const real max = s->max, log1 = s->log1, log_t = s->log_t, inv_t = s->inv_t, ce = s->ce, factor = s->kl;

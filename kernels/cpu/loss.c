@@ -64,8 +64,8 @@ real loss_log_sum(const real *v, int64_t n, real max, real inv_t)
     return (real)log(total);
 }
 
-/* logits become exp(logit - max); returns the log of their sum, which is *total. Sums in blocks, in double: a
- * vocabulary has up to 2^18 entries. */
+/* logits become exp(logit - max); *total is their sum. Returns its log. Sums in blocks, in double: a vocabulary has up
+ * to 2^18 tokens. */
 static real softmax_row(real *logits, int64_t n, real max, double *total)
 {
     *total = 0;
@@ -110,7 +110,6 @@ static void loss_row(real *logits, int64_t n, int64_t id, real scale, real cap, 
     logits[id] -= scale;
 }
 
-/* loss_row of n rows of logits with the labels ids. */
 static void loss_rows(struct device *dev, real *nll, int32_t *hit, struct tensor logits, const int32_t *ids, int64_t n,
                       real scale, real cap)
 {

@@ -153,7 +153,6 @@ static void chunk_inside(const struct head *h, struct chunk *c, const real *stat
     gemm_serial(false, false, c->n, b, c->n, 1, c->m, CHUNK, c->v, b, 1, w, ld);
 }
 
-/* state = the one after the chunk */
 static void chunk_advance(const struct head *h, struct chunk *c, real *state)
 {
     const int64_t a = h->m->state, b = h->m->head_dim;

@@ -1,6 +1,6 @@
 /* mla.c - latent attention: the packed q | k | v from queries, latent keys and values, and the shared rotated key.
- * Decoding does not expand keys and values: it maps queries to the latent space, and weighted sums of latents to
- * values. */
+ * Decoding does not expand keys and values: it maps queries to the latent space, and weighted sums of latents to values
+ * of heads. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -29,7 +29,6 @@ static void rotate(const struct mla_shape *s, real *y, const real *x, const floa
     }
 }
 
-/* The gradient of rotate: dx = or, with add, dx +=. */
 static void rotate_back(const struct mla_shape *s, real *dx, const real *dy, const float *angle, bool add)
 {
     const int64_t half = s->rope / 2;

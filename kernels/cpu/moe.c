@@ -20,7 +20,6 @@ enum {
 
 #define I32(t) ((const int32_t *)(t).data)
 
-/* Matrix e of a stack [E, rows, cols]. */
 static real *expert(struct tensor x, int64_t e) { return (real *)x.data + e * x.shape[1] * x.ld; }
 
 /* A buffer per thread for the tile of a weight, `depth` being its inner dimension. */
@@ -243,8 +242,8 @@ static real dot(const real *a, const real *b, int64_t n)
     return sum;
 }
 
-/* Row m of the backward between the two products: h, dgate and dpre from g = dLoss/dh without the gate. Then multiplies
- * the rows of the adapter's thin operands by the gate, since dout does not contain it. */
+/* For down_row_bwd, which computes h, dgate and dpre of row m from g = dLoss/dh without the gate. Then it multiplies
+ * the row of the adapter's thin operands by the gate, since dout does not contain it. */
 struct down_rows {
     struct tensor dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, bias;
     struct tensor exact; /* [threads, F]: h before it is quantised, where it is */

@@ -129,10 +129,10 @@ const struct ops *ops_cpu(void)
 #ifndef MT_F64
 const char *ops_cpu_library(void) { return openblas_get_config(); }
 
-/* Chooses OpenBLAS's kernels by the instructions of this processor, unless OPENBLAS_CORETYPE is set. OpenBLAS itself
- * looks for the processor's model in a table, and takes its kernels for SSE3 where the processor is younger than the
- * table: ten steps of configs/demo.ini took 12.6 s instead of 4.7 (529c078, OpenBLAS 0.3.21, two cores of an Intel Xeon
- * with AVX-512). It reads the variable in a constructor without priority, which runs after this function. */
+/* Chooses OpenBLAS's kernels by the instructions of this processor, unless OPENBLAS_CORETYPE is set. OpenBLAS takes
+ * kernels for SSE3 where a processor is younger than its table of models: ten steps of configs/demo.ini took 12.6 s
+ * instead of 4.7 (529c078, OpenBLAS 0.3.21, two cores of an Intel Xeon with AVX-512). It reads the variable in a
+ * constructor without priority, which runs after this function. */
 __attribute__((constructor(101))) static void choose_kernels(void)
 {
 #ifdef __x86_64__

@@ -1,5 +1,5 @@
 /* optim.c - the adapters' flat arrays: norm, AdamW, copy into the working precision; sums of a step. All loops run over
- * blocks of fixed size, so results do not depend on the number of threads, bit for bit. */
+ * blocks of fixed size, so results do not depend on the number of threads. */
 #include "kernels/adamw8_code.h"
 #include "kernels/cpu/real.h"
 
@@ -87,7 +87,6 @@ void CPU(adamw)(struct device *dev, struct tensor p, struct tensor m, struct ten
     }
 }
 
-/* One block of at most ADAMW8_BLOCK values. */
 static void adamw8_block(real *p, uint8_t *const code[2], float *const scale[2], const float *map, const real *g,
                          int64_t n, const struct adamw_step *s)
 {

@@ -57,7 +57,6 @@ static void policy_row(struct logit_row *r, real *nll, real *entropy, int32_t *h
     *hit = loss_first(r->z, r->n, r->max) == r->id;
 }
 
-/* Labels first .. first + n - 1. */
 static void policy_rows(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit,
                         struct tensor logits, struct tensor ids, struct tensor weight, real inv_t, real cap,
                         bool gradient, int64_t first, int64_t n)

@@ -1,6 +1,5 @@
 /* proj.c - the matrices that products of a projection read: decoded, or fake-quantised with the adapter merged (struct
- * proj_quant). This arithmetic is f32 also in the f64 compilation (real.h), so both compilations decode and quantise
- * the same f32 values.
+ * proj_quant). This arithmetic is f32 in both compilations (real.h), so that they decode and quantise the same values.
  *
  * A task is a band of rows of one expert. Blocks of the formats run along a row, so tasks are independent. */
 #include <omp.h>
@@ -42,7 +41,6 @@ static void merged_rows(float *m, const struct proj *p, int64_t e, int64_t row, 
                       w->n_in);
 }
 
-/* The part of the matrix that contains the row. */
 static int part_of(const struct proj_quant *q, int64_t row)
 {
     int i = 0;

@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-/* The number of groups of n heads. */
 static int64_t groups(int64_t n, const struct attn_shape *shape, struct tensor w)
 {
     return n * shape->head_dim / w.shape[0];

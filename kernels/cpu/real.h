@@ -1,5 +1,5 @@
 /* real.h - the number type of the CPU backend, in two precisions. Every file of this folder is compiled twice: for F32,
- * the CPU backend, and with MT_F64 for the oracle. CPU(x) is the name of op x in this compilation. */
+ * the CPU backend, and with MT_F64 for the oracle of the tests. CPU(x) is the name of op x in this compilation. */
 #ifndef MT_CPU_REAL_H
 #define MT_CPU_REAL_H
 
@@ -21,9 +21,9 @@ typedef float real;
 #define CPU(name) cpu_##name
 #define DT_REAL   DT_F32
 
-/* e^x with an error of at most 2 ulp, in straight-line arithmetic so that loops over it vectorise. 0 below -86.9 (no
- * denormals), inf above 88.72, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 split in two (Cody and Waite);
- * adding 1.5 * 2^23 rounds x / ln 2 to n and leaves n in the low bits; e^r by its Taylor series of degree 7. */
+/* e^x with an error of at most 2 ulp, without branches, so that loops over it vectorise. 0 below -86.9 (no denormals),
+ * inf above 88.72, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 split in two (Cody and Waite); adding 1.5 *
+ * 2^23 rounds x / ln 2 to n, in the low bits; e^r by its Taylor series of degree 7. */
 static inline real real_exp(real x)
 {
     union {
@@ -50,7 +50,6 @@ static inline real real_log1p(real x) { return log1pf(x); }
 static inline real real_tanh(real x) { return tanhf(x); }
 #endif
 
-/* Row t of a [rows, cols] view of reals. */
 static inline real *real_row(struct tensor x, int64_t t) { return (real *)x.data + t * x.ld; }
 
 #endif

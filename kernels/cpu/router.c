@@ -61,10 +61,8 @@ static real score(real l, enum router_kind kind)
     return real_sqrt((l > 0 ? l : 0) + real_log1p(real_exp(l > 0 ? -l : l)));
 }
 
-/* The derivative of s = sqrt(softplus(l)). */
 static real sqrt_slope(real l, real s) { return l < -40 ? s / 2 : sigmoid(l) / (2 * s); }
 
-/* The sum of the two largest of n >= 2 values. */
 static real best_two(const real *v, int64_t n)
 {
     real first = v[0], second = v[1];

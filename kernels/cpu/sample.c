@@ -99,7 +99,6 @@ static bool find_max(struct draw *d)
     return !bad && isfinite(d->max);
 }
 
-/* The first n tokens of the order. */
 static void write_top(const struct draw *d, int32_t *id, real *logprob, int64_t n, real log_sum)
 {
     const real report = (real)d->row->report;

@@ -52,7 +52,6 @@ static inline struct segment segment_of(const struct seqs *seqs, int64_t i)
     return x;
 }
 
-/* The row of the token at position p of sequence s. */
 static inline real *page_row(const struct pages *pages, int64_t s, int64_t p)
 {
     const struct tensor table = pages->table;

@@ -28,7 +28,6 @@ enum {
     DEPTH = THREADS / WIDTH
 };
 
-/* The output columns of one segment of the adapter. */
 struct part {
     int64_t first, count, b_row; /* columns; the first row of B */
 };

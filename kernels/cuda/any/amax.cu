@@ -6,8 +6,8 @@
  *           time.
  * Grid:     [blocks, E] of 256 threads; a thread loads 4 times 8 values at a time, and does so repeatedly in a large x.
  *           Every block stores its result. The last block of an expert waits for the results of the expert's other
- *           blocks and combines them. GPUs start blocks in the order of their indices, so those blocks have started. No
- *           other block waits, and no launch has to clear memory.
+ *           blocks, which have started, as GPUs start blocks in the order of their indices, and combines them. No
+ *           launch has to clear memory.
  * Bound:    each value read once -> memory bound.
  * Numerics: maximum of integers and sum of whole numbers, so the order of the blocks does not matter. */
 #include "kernels/cuda/parts/vec8.cuh"

@@ -1,6 +1,6 @@
-/* attn_shared.cu - attention whose heads share one key, which is the value too (DeepSeek-V4). A token sees a window,
- * entries, which each sum up several tokens, and a sink. The ops, and kernels for any number of heads of up to 512
- * columns.
+/* attn_shared.cu - attention whose heads share one key, which is the value too (DeepSeek-V4): the ops, and kernels for
+ * any number of heads of up to 512 columns. A token sees a window, entries, which each sum up several tokens, and a
+ * sink.
  *
  * Math: o_t = sum_k p_tk key_k, p_tk = exp(scale <q_t, key_k> - lse_t) over the keys that token t sees; lse includes
  *   the sink. ds = scale p (<dout, key> - <dout, o>); dq = sum_k ds key_k; dkey = sum over tokens and heads of p dout +
@@ -11,8 +11,8 @@
  *   read the same keys from L1. Gradients of keys: a block per row, whose 8 warps take turns at the tokens that see it;
  *   their sums are added in a fixed order.
  * Bound: arithmetic of f32 (14*H*A FLOP per pair backward), and L2, as every key reads all rows of q and dout again.
- * Numerics: f32; only inputs and outputs are rounded; no atomics, bitwise repeatable. 64, 128, ... heads of 512 columns
- * have kernels in attn_shared_mma.cu, on Hopper in attn_shared_wgmma_*.cu. */
+ * Numerics: f32; only inputs and outputs are rounded. 64, 128, ... heads of 512 columns have kernels in
+ * attn_shared_mma.cu, on Hopper in attn_shared_wgmma_*.cu. */
 #include "kernels/cuda/parts/attn_shared.cuh"
 
 enum { WARPS = 8, WORDS = SHARED_WIDEST / 32 }; /* WORDS: columns of a lane, at most */
@@ -45,7 +45,6 @@ __device__ static inline float dot(const float x[WORDS], const float y[WORDS])
     return warp_sum(sum);
 }
 
-/* Row of key k of a token; NULL after the last. */
 __device__ static inline const bf16 *key_row(const struct shared_args &a, const struct sight &s, int k)
 {
     if (k < s.n_near) return a.kv + (s.first_key + k) * a.ld_kv;
@@ -54,7 +53,6 @@ __device__ static inline const bf16 *key_row(const struct shared_args &a, const 
     return a.entry + (int64_t)(s.first_entry + (s.list ? s.list[k] : k)) * a.ld_entry;
 }
 
-/* The token and head of this warp. */
 struct place {
     int t, head;
     bool used;
@@ -145,7 +143,6 @@ __device__ static inline bool sees(const struct shared_args &a, int t, int row, 
     return low < a.top && s.list[low] == e;
 }
 
-/* Gradient of a row of kv, or of the entries. */
 __global__ void __launch_bounds__(WARPS * 32)
     shared_dkey_kernel(const struct shared_args a, const float *all_delta, bool entry)
 {
@@ -177,9 +174,9 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- what the kernels for 64, 128, ... heads of 512 columns share in the backward */
 
-/* Lists the rows of x.part that have this chunk's terms of the gradient of row `row` of kv, or of the entries, in the
- * order of the tokens. They have columns 0 .. 255; columns 256 .. 511 are SHARED_BLOCK rows further. Returns their
- * number. All threads of a block of SHARED_ITEMS call it; it ends with a barrier. */
+/* Lists the rows of x.part with this chunk's terms of the gradient of row `row` of kv, or of the entries, in the order
+ * of the tokens. They have columns 0 .. 255; columns 256 .. 511 are SHARED_BLOCK rows further. Returns their number.
+ * All SHARED_ITEMS threads of a block call it; it ends with a barrier. */
 __device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct shared_args &a,
                                         const struct shared_chunk &x, int row, bool entry)
 {

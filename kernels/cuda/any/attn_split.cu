@@ -8,7 +8,6 @@
  *   traps).
  * Grid: a block of 256 has one head; a warp has two tokens, whose loads are issued together. A thread has 8 channels
  *   and also loads the channels that they are paired with: 16 bytes where W is a multiple of 16, otherwise one by one.
- *   70 to 74 registers on sm_90a, no spills.
  * Bound: forward 4 bytes per value of qkv, backward 4, and 2 more per value of q and k: memory bound.
  * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight. */
 #include "kernels/cuda/parts/rope.cuh"
@@ -29,8 +28,8 @@ struct split_job {
     row_view<> dwide; /* backward */
 };
 
-/* The head of this block: its first columns in wide and in qkv, its place in rstd, the weight of its norm (NULL: a head
- * of v). */
+/* The head of this block: its first columns in wide and in qkv, its column in rstd, the weight of its norm (NULL: a
+ * head of v). */
 struct head {
     int wide, qkv, at;
     const float *w;

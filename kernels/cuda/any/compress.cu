@@ -8,8 +8,8 @@
  * Grid: up to 16 tokens per entry: a thread has 4 columns of one entry. More: a block has 64 columns of one entry; 16
  *   groups of 16 threads share its tokens and merge their sums. A thread loads four tokens at a time; the backward
  *   keeps them in registers if an entry has no more. Each token and column belongs to one entry, so the backward needs
- *   no atomics. The backward has S more items (compress_kernel), which write zeros for tokens that belong to no entry.
- *   At most 64 registers, no spills. Decoding: a block per entry that the pass completes, a thread per column.
+ *   no atomics. S more items of the backward (compress_kernel) write zeros for tokens without an entry. Decoding: a
+ *   block per entry that the pass completes, a thread per column.
  * Bound: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
  * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end. */
 #include "kernels/cuda/parts/pages.cuh"
@@ -134,7 +134,6 @@ static __device__ inline void load_batch(struct batch<VEC> *b, const struct comp
     }
 }
 
-/* Adds the tokens of a batch to the softmax. */
 template <int VEC>
 static __device__ inline void add_batch(struct state<VEC> *s, const struct batch<VEC> &b,
                                         const struct compress_job &job, int base, int step, int col)

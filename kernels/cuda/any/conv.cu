@@ -4,11 +4,11 @@
  * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J], bias [C] f32 or absent, J <= 8. T may be 0. Decoding: tails
  *   [slots, (J-1) C] bf16, the last J - 1 rows of x of each sequence.
  * Needs: C a multiple of 8, 16-byte aligned rows.
- * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU;
- *   blocks of 128 threads. It copies its columns of the next eight rows into shared memory, which no other thread
- *   reads, and keeps the J - 1 rows before them in registers. The backward computes u again, also of the J - 1
- *   tokens after the strip. Sequences may end at any row; all threads of a block take the same branch there. J <= 4,
- *   sm_90a, without bias: 93 registers and 16 KiB forward, 126 and 32 KiB backward, no spills.
+ * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU; blocks of
+ *   128 threads. It copies its columns of the next eight rows into shared memory, which no other thread reads, and
+ *   keeps the J - 1 rows before them in registers. The backward computes u again, also of the J - 1 tokens after the
+ *   strip. Sequences may end at any row; all threads of a block take the same branch there. Shared memory: 16 KiB
+ *   forward, 32 KiB backward.
  * Bound: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of loads are in flight per multiprocessor.
  * Numerics: f32 sums in a fixed order, which does not depend on the strip, one rounding at the end; e^x and the
  *   quotient of the sigmoid by the approximate instructions, within 2^-17. */
@@ -257,10 +257,10 @@ static dim3 grid_of(struct conv_job *job)
     return dim3(grid_x(n_band), (unsigned)strips);
 }
 
-/* ---- prefixes (struct seqs): the kernels above run first, and take each sequence alone. The kernels below then
- * compute again the rows that have neighbours in another sequence: the first J - 1 rows of a sequence that continues
- * the prefix of another one, its base, and, backward, the last J - 1 rows of the prefix. A thread per row and column;
- * sums in the order of the sequences and of the taps. GATED: LFM2's convolution. */
+/* ---- prefixes (struct seqs): the kernels above take each sequence alone. Then those below recompute the rows that
+ * have neighbours in another sequence: the first J - 1 rows of a sequence that continues the prefix of another one, its
+ * base, and, backward, the last J - 1 rows of the prefix. A thread per row and column; sums in the order of the
+ * sequences and of the taps. GATED: LFM2's convolution. */
 
 struct branch_job {
     int n_col, n_tap, n_seq;
@@ -279,7 +279,6 @@ static __device__ inline struct branch find_branch(const struct branch_job &job,
     while (job.prefix[base] > 0) base--;
     return {job.cu[seq], job.cu[seq + 1] - job.cu[seq], job.cu[base], job.prefix[seq]};
 }
-/* The row at position p of the sequence. */
 static __device__ inline int branch_row(const struct branch &b, int p)
 {
     return p < b.prefix ? b.base + p : b.first + p - b.prefix;
@@ -297,7 +296,6 @@ static __device__ inline float branch_u(const struct branch_job &job, const stru
     return u;
 }
 
-/* The gradient of u at position p. */
 template <bool GATED>
 static __device__ inline float branch_du(const struct branch_job &job, const struct branch &b, int p, int c)
 {
@@ -485,10 +483,11 @@ extern "C" void cuda_conv_decode(struct device *dev, struct tensor y, struct ten
 /* ---- the gated short convolution.
  * Math: y[t] = C[t] u[t], u[t] = bias + sum_j w[j] v[t - (J-1) + j] inside a sequence, v = B x. Backward: dC = dy u,
  *   dv[t] = sum_j w[j] (dy C)[t + (J-1) - j], dB = dv x, dx = dv B.
- * Shapes: bcx [T, 3D] bf16, y, dy [T, D] bf16 (views), w [D, J] f32, J <= 32. Tails [slots, (J-1) D] f32.
+ * Shapes: bcx [T, 3D] bf16, y, dy [T, D] bf16 (views), w [D, J] f32, J <= 32. Decoding: tails [slots, (J-1) D] f32, the
+ *   last J - 1 rows of v.
  * Needs: D a multiple of 8, 16-byte aligned rows.
- * Grid: a thread has 8 columns of a strip of 16 tokens, blocks of 128 threads. The J rows of a token are read again
- *   from L1: the same thread has just read them.
+ * Grid: a thread has 8 columns of a strip of 16 tokens, blocks of 128 threads. J - 1 of a token's J rows are in L1: the
+ *   same thread has just read them.
  * Bound: fwd 8 T D bytes, bwd 14 T D: memory bound.
  * Numerics: f32 sums in the order of the taps; v and dy C are exact products of bf16; one rounding at the end. */
 enum { SHORT_STRIP = 16 };

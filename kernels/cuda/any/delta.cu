@@ -16,8 +16,7 @@
  * most 40 KiB); tokens: a warp per token and key head; gates: a block per sequence and value head.
  * Bound: instruction issue: per token a thread has 4 A operations in f32 for a column, 5 B for a row; and N S blocks,
  * too few for few sequences and heads. Bytes: fwd 2 T (C + N B) bytes; bwd about 4 T N (7 B + 7 A).
- * Numerics: f32 sums in a fixed order, bitwise repeatable.
- * On Hopper, delta_wgmma.cu replaces these kernels for heads of 128. */
+ * Numerics: f32 sums in a fixed order. On Hopper, delta_wgmma.cu replaces these kernels for heads of 128. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 #include "kernels/cuda/parts/seqs.cuh"
@@ -44,7 +43,6 @@ static __device__ inline int link_of(const struct delta_job *job, int link)
 {
     return job->links ? job->links[blockIdx.x * SEGMENT_LINKS + link] : -1;
 }
-/* Whether the segment has another level than the launch. */
 static __device__ inline bool other_level(const struct delta_job *job, bool back)
 {
     return job->links && link_of(job, SEGMENT_LEVEL) != (back ? job->n_level - 1 - job->level : job->level);
@@ -55,7 +53,6 @@ static __device__ inline float *slot_at(const struct delta_job *job, float *slot
     return slot < 0 ? NULL : slots + (slot * job->s.n_value + n) * job->s.key_dim * job->s.value_dim;
 }
 
-/* The value head of a block, and its columns. */
 struct head {
     int64_t first, len;
     int n, q_col, k_col, v_col;

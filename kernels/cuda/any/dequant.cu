@@ -9,9 +9,7 @@
  *           weights use decode_any_kernel, one thread per element.
  * Grid:     decode_kernel: 256 threads, 8192 values of one expert; a thread decodes 4 x 8 values, so that the loads and
  *           16-byte stores of a warp are contiguous. The sixteen codes are in sixteen banks of shared memory: no bank
- *           conflicts. Blocks of experts without rows return at once; products with fewer rows than experts pass a
- *           list of the experts that have rows (moe.cu), which leaves few such blocks. 32 registers (FP8: 40), 72 bytes
- *           of shared memory, no spills (decode_any_kernel: 28 registers at most).
+ *           conflicts. Blocks of experts without rows return at once.
  * Bound:    per value 2 bytes out and 0.53 (MXFP4), 0.56 (NF4 of 64, NVFP4), 1 (FP8), 2 or 4 (dense) in: memory bound.
  * Numerics: exact in the sense above; NaN gives NaN, with any payload. */
 #include "kernels/cuda/format/formats.cuh"

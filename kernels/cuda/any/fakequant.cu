@@ -9,10 +9,8 @@
  * Grid:     [ceil(out * in / 8192), E] blocks of 256 threads; a thread loads 4 times 8 values first; then one thread of
  *           the block computes what depends on the expert alone. The lanes of a block of 16, 32 or 128 values are
  *           neighbours, find its largest magnitude by shuffles and share the work on the scales.
- * Bound:    fake_quant: each value read and written once; pack: read once, codes and scales written -> memory bound. A
- *           copy on an H200 runs at 4.1 TB/s, which leaves time for about 27 instructions per bf16 value; NVFP4 has 19:
- *           3 for the quotient (short_quotient), 8 for both roundings and the product, 5 for the scale of the block, 3
- *           others.
+ * Bound:    fake_quant: each value read and written once; pack: read once, codes and scales written -> memory bound. At
+ *           the 4.1 TB/s of a copy on an H200 there is time for about 27 instructions per bf16 value; NVFP4 has 19.
  * Numerics: fp32, nearest even, no fused operation but in quotients, where it makes them exact; denormals are kept. */
 #include "kernels/cuda/parts/vec8.cuh"
 #include "kernels/format/fakequant.h"
@@ -189,9 +187,9 @@ static __device__ __forceinline__ void decode8(const struct fakequant &f, const 
 }
 
 /* fakequant_round and fakequant_value of two values of NVFP4, rounded to bf16; s.inverse is above 0. limit: bf16 of 6
- * times the scale, in both halves. Rounding and scaling are monotonic. So the clamp to the largest value comes last,
- * where one instruction clamps both values; then their signs are restored. Values keep their signs in the rounding,
- * which adds 1.5 times a power of two: the sum has the same ulp for both signs. */
+ * times the scale, in both halves. Rounding and scaling are monotonic, so the clamp to the largest value comes last, in
+ * one instruction for both values; then their signs are restored. The rounding adds 1.5 times a power of two: the sum
+ * has the same ulp for both signs. */
 static __device__ __forceinline__ uint32_t nvfp4_pair(uint32_t word, const struct fakequant_scale &s, uint32_t limit)
 {
     float v[2] = {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
@@ -318,7 +316,6 @@ static __global__ void __launch_bounds__(THREADS) quantise_any(const T *x, const
 
 static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
-/* A grid of one column per expert. */
 static dim3 grid_of(int64_t n, int64_t per_block, int64_t n_exp)
 {
     MT_REQUIRE(n_exp <= 65535, "%lld experts", (long long)n_exp);

@@ -3,9 +3,8 @@
  * Math: kernels/ops/ops.h. Row m: s = e4m3_row_step(max |x|), codes e4m3(x / s), to nearest even. A row of a token is
  *   written once for each of its J experts.
  * Needs: rows of a multiple of 8 elements, 16-byte aligned; MXFP4 for the experts' codes.
- * Grid: rows: one block of 128 threads per row, which holds up to 3072 or 6144 columns in registers (39 or 54
- *   registers, no spills); codes: blocks of 32 x 32 elements, transposed through shared memory, once, while the model
- *   is loaded.
+ * Grid: rows: one block of 128 threads per row, which holds up to 3072 or 6144 columns in registers; codes: blocks of
+ *   32 x 32 elements, transposed through shared memory, once, while the model is loaded.
  * Bound: rows of tokens of width D 2*T*D + T*J*(D + 4) bytes, rows in expert order 3*M*D + 4*M: memory bound.
  * Numerics: the bits of kernels/format/minifloat.h. */
 #include <cuda_fp8.h>
@@ -57,7 +56,6 @@ static __device__ __forceinline__ int expert_of(const struct fp8_source &from, i
     return low;
 }
 
-/* The largest of all threads of a row. */
 static __device__ __forceinline__ uint32_t row_most(uint32_t most)
 {
     __shared__ uint32_t warps[THREADS / WARP];
@@ -205,8 +203,8 @@ extern "C" void cuda_mx_range(struct device *dev, struct tensor range, const str
     CUDA_CHECK_LAUNCH();
 }
 
-/* One block: TILE x TILE elements of an expert. each: bytes of an expert in y: 2 n_out n_in for codes and transpose
- * (bf16 values if its step is 0), or n_out n_in for the transpose alone. */
+/* A block has TILE x TILE elements of an expert. each: bytes of an expert in y: 2 n_out n_in for codes and their
+ * transpose (bf16 values where step is 0), or n_out n_in for the transpose alone. */
 static __global__ void __launch_bounds__(TILE *TILE / 4)
     codes_kernel(uint8_t *y, const uint8_t *nibbles, const uint8_t *scale, const float *step, int64_t n_out,
                  int64_t n_in, int64_t each)

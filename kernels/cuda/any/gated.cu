@@ -7,7 +7,7 @@
  * Needs: widths of heads and groups multiples of 8, B at most 256, 16-byte aligned rows.
  * Grid: norm: a team of 16 threads (B up to 128) or 32 per head, 8 values each, for four heads (backward two) whose
  *   loads are issued together; groups: a block per group, 8 values per thread and sweep; attention: a thread has 8
- *   columns of four tokens. Blocks of 256. Registers on sm_90a: norm 71 and 70, gate 40 and 64; no spills.
+ *   columns of four tokens. Blocks of 256.
  * Bound: norm 6 T N B bytes forward, 10 backward; gate 6 forward, 10 backward: memory bound.
  * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight; e^x and
  *   the quotient of the sigmoid by the approximate instructions, within 2^-17. */
@@ -279,7 +279,6 @@ static struct group_job groups_of(struct tensor x, struct tensor rstd, struct te
     return job;
 }
 
-/* Threads for a sweep over a group, at most BLOCK. */
 static unsigned group_threads(const struct group_job *job)
 {
     return (unsigned)MT_MIN((int64_t)BLOCK, 32 * ceil_div(job->dim, 8 * 32));

@@ -1,11 +1,11 @@
-/* glu.cu - the activation of dense feed-forward networks, with or without a gate per token; the activation of experts
- * if the product has no epilogue for it; y += x; x *= factor.
+/* glu.cu - the activation of dense layers, with or without a gate per token, and of experts if the product has no
+ * epilogue for it; y += x; x *= factor.
  * Math: act = gate glu(pre); dpre = glu'(pre) gate dact, dgate = <glu(pre), dact> (ops.h has the formulas).
  * Shapes: pre, dpre [T, 2F] (GLU_RELU2: [T, F]), act, dact [T, F] bf16, gate, dgate [T, 1] f32; x, y [T, D] bf16; all
  *   may be views.
  * Needs: F, D % 8 == 0, 16-byte aligned rows. T may be 0.
  * Grid: blocks of 256; a thread handles 8 columns of a row. The backward has a warp per row up to F = 2048, above it
- *   256 threads. Registers on sm_90a: forward 32, backward 48; GLU_RELU2 24 and 48.
+ *   256 threads.
  * Bound: forward 6*T*F bytes, backward 10*T*F, sum 6*T*D: memory bound. GLU_RELU2: forward 4*T*F, backward 6*T*F, of
  *   experts 8*T*F.
  * Numerics: f32, one rounding at the end; the sum of dgate in an order that depends on F alone. */
@@ -65,7 +65,6 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x % TEAM == 0 && t < n_tok) *dgate.at(t) = sum;
 }
 
-/* The activation without gates: GLU_RELU2. */
 static __global__ void __launch_bounds__(THREADS)
     relu2_fwd(row_view<> act, row_view<> pre, row_view<float> gate, int64_t n_tok, int64_t width)
 {
@@ -149,7 +148,6 @@ extern "C" void cuda_glu_fwd(struct device *dev, struct tensor act, struct tenso
 }
 
 static bool narrow(int64_t width) { return width <= 2048; }
-/* Blocks of a kernel with a team of threads per row. */
 static unsigned teams(int64_t n_row, int64_t width)
 {
     return grid_x(ceil_div(n_row, narrow(width) ? THREADS / 32 : 1));

@@ -120,7 +120,6 @@ static __device__ __forceinline__ void load_step(const struct grouped &g, const 
     }
 }
 
-/* Writes the chunks that this thread has copied to g.rows. */
 static __device__ __forceinline__ void store_rows(const struct grouped &g, const struct tile_at &p, int k,
                                                   const unsigned char *stage)
 {

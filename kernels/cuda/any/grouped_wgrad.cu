@@ -2,11 +2,11 @@
  * expert.
  *
  * Math, shapes: grouped.h. A block computes 128 x RT elements of out_e from some rows of expert e, 32 rows per step.
- * Both operands stay as stored, [rows, 128] and [rows, RT]; ldmatrix.trans makes fragments whose depth is the rows.
- * Eight warps, 16 columns of the wide operand each. Split-K: grouped_parts.cuh.
+ * Both operands stay as stored, [rows, 128] and [rows, RT]; ldmatrix.trans makes fragments whose inner dimension is the
+ * rows. Eight warps, 16 columns of the wide operand each. Split-K: grouped_parts.cuh.
  * Needs: n_wide, ld_wide, r multiples of 8, r <= 256, 16-byte aligned rows.
  * Grid: (ceil(n_wide / 128), n_row / share + n_exp, ceil(r / RT)) blocks of 256 threads; blocks beyond the last part
- *   return at once. RT 16, 32 or 64: 56, 64 and 80 registers, 40, 40 and 48 KiB of shared memory; no spills.
+ *   return at once. RT 16, 32 or 64: 40, 40 and 48 KiB of shared memory.
  * Bound: 2 * M * n_wide bytes (again for every 64 of r) and 2 * M * r * ceil(n_wide / 128), with 2 * r FLOP per 2
  *   bytes: memory bound for the usual r. Partial sums: at most 16 tiles of 512 * RT bytes per SM.
  * Numerics: f32 sums over the rows of a part in order, then over the parts in order, then one addition to out. The
@@ -43,7 +43,6 @@ static __device__ __forceinline__ struct two_rows find_rows(const struct grouped
     return rows;
 }
 
-/* First columns of a block's tile. */
 struct columns {
     int wide, thin;
 };

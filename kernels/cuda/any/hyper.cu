@@ -12,7 +12,7 @@
  *   walks over 128 tokens. Both factors are sums of two bf16, whose error (2^-16) is below the rounding of dx.
  * Bound at N = 4, in rows of D bf16 moved per token: pre forward 5, and x a second time; post forward 9; post backward
  *   14; pre backward 13, and x and dy a second time: memory bound.
- * Numerics: f32, one rounding at the end; sums in a fixed order, no atomics. */
+ * Numerics: f32, one rounding at the end; sums in a fixed order. */
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
@@ -180,7 +180,6 @@ struct element {
     float soft, c;
 };
 
-/* The sum over the row (rows) or the column of an element. */
 static __device__ inline float line_sum(float v, bool rows)
 {
     v += __shfl_xor_sync(0xffffffffu, v, rows ? 1 : 4);
@@ -484,7 +483,6 @@ static __global__ __launch_bounds__(256) void values_bwd(row_view<> dx, const fl
 
 /* ---- the ops */
 
-/* Calls kernel<N> for the number of streams. */
 #define FOR_STREAMS(n, kernel, ...)                                                                                    \
     do {                                                                                                               \
         const unsigned grid = grid_x(job.n_tok);                                                                       \

@@ -9,12 +9,11 @@
  * Scores: into scratch of at most 64 MiB, a chunk of tokens at a time. A block has 256 entries and 16 tokens; each of
  *   its 4 warps keeps the rows of 64 entries in registers as operands of mma.sync (m16n8k16) and multiplies them by the
  *   heads of one token after the other, which arrive in shared memory by cp.async, 2 x 16 KiB. A lane adds up its
- *   heads, four lanes their sums. Entries that no token of the block sees are skipped. 216 registers, no spills.
- * Choice: a block per token, of 64 threads up to 4096 entries, of 256 beyond. Scores are mapped to integers with the
- *   same order, in shared memory when n is at most 11008. A histogram of as many equal parts of their range as threads
- *   finds the part of the K-th largest; the scores in it are ranked pair by pair when they are at most 512, otherwise
- *   bisection finds the threshold. Then every warp has a range of entries, counts those it takes, and writes them after
- *   those of earlier warps.
+ *   heads, four lanes their sums. Entries that no token of the block sees are skipped.
+ * Choice: a block per token, of 64 threads up to 4096 entries, of 256 beyond. Scores become integers with the same
+ *   order, in shared memory when n is at most 11008. A histogram with a bin per thread finds the bin of the K-th
+ *   largest; at most 512 scores in it are ranked pair by pair, of more bisection finds the threshold. Then a warp
+ *   counts the chosen in its range of entries, and writes them after those of earlier warps.
  * Bound: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
  * Numerics: f32 sums in a fixed order; only integer atomics, whose order does not change the result. */
 #include "kernels/cuda/parts/index.cuh"
@@ -25,7 +24,6 @@ enum { ANY = 256, KEYS = 11008, FEW = 4096, LIST = 512 };
 
 /* ---- scores ---- */
 
-/* The heads and weights of one token. */
 struct __align__(128) stage
 {
     unsigned char q[INDEX_HEADS * INDEX_DIM * 2]; /* tile_offset<CHUNKS> */
@@ -112,7 +110,6 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) index_scores(const struc
     });
 }
 
-/* The score of token t and an entry, by one thread. */
 static __device__ inline float index_score(const struct index_job &job, int64_t t, const bf16 *q, const bf16 *k)
 {
     float score = 0;
@@ -176,7 +173,6 @@ template <int BLOCK> struct exchange {
     uint32_t of_warp[2][BLOCK / 32][2];
 };
 
-/* The least and the greatest key. */
 template <int BLOCK>
 static __device__ inline void range(uint32_t *low, uint32_t *high, const struct keys &k, int n,
                                     struct exchange<BLOCK> *x)

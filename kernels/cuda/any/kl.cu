@@ -9,18 +9,17 @@
  *           f32 for the logits of its ids; x and then dx of the chunk [chunk, D] bf16.
  * Needs:    as linear_ce; K <= V. An id outside the vocabulary gives a loss that is not a number.
  * Grid:     512 threads for a row or a pair of rows. kl_kernel: a pass over each row for maximum and sums, one over
- *           both for divergence and gradient, two where the reverse KL must be known before its gradient; 48 registers.
+ *           both for divergence and gradient, two where the reverse KL must be known before its gradient.
  *           bucket_kernel: moves the logits of the ids out of the row; a pass for maximum and sums of the rest, one for
- *           the gradient; 40 registers. choose_kernel: four passes of radix selection, 8 bits each, one that writes the
- *           chosen in the order of their ids; 34 registers, 1416 bytes of shared memory. No spills (sm_90a).
+ *           the gradient. choose_kernel: four passes of radix selection, 8 bits each, one that writes the chosen in the
+ *           order of their ids.
  * Bound:    kl_kernel: 16*N*V read, for the gradient 2*N*V written, in reverse 8*N*V more read. bucket_kernel: 4*N*V
  *           read for the loss, 4*N*V read and 2*N*V written for the gradient. choose_kernel: 24*N*V read. The kernels
  *           are memory bound; the op is bound by its products, 6*N*V*D FLOP (4 without hidden states).
- * Numerics: f32 logits; f32 sums of a row in a fixed order, those over K ids in f64; dlogits rounded to bf16. Bitwise
- *           repeatable. Equal logits give kl = 0 and gradient 0 exactly. A NaN stays in its row. */
+ * Numerics: f32 logits; f32 sums of a row in a fixed order, those over K ids in f64; dlogits rounded to bf16. Equal
+ *           logits give kl = 0 and gradient 0 exactly. A NaN stays in its row. */
 #include "kernels/cuda/parts/loss.cuh"
 
-/* What the loss of a row is computed from. */
 struct factors {
     float ce, kl, inv_t, inv_cap; /* scale * alpha, scale * (1 - alpha) * T, 1 / T, 1 / cap or 0 */
     bool reverse, gradient;
@@ -343,7 +342,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- host ---- */
 
-/* A chunk: its labels, and scratch. */
 struct chunk {
     struct tensor rows, logits, of_teacher, part; /* n rows each */
 };

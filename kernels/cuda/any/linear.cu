@@ -14,10 +14,9 @@
  *   products. Another instance stores column by column, for widths that are not multiples of 8. drop_kernel: a thread
  *   per 8 columns.
  * Bound: memory: addend writes 2*T*out bytes and reads twice as many with a residual; drop 4*T*in.
- * Numerics: f32 sums. Rounded to bf16: xa, dxa; by dense_wgmma.cu y and dx once; otherwise bias + adapter, then y;
- *   with a residual x W^T, then y, so that only one rounding has the magnitude of the residual; drop(dxa A), dx.
- *   Dropout keeps or clears elements exactly; its factor 1 / (1 - p) and scale are applied in f32.
- *   Bitwise repeatable. */
+ * Numerics: f32 sums. Rounded to bf16: xa, dxa; by dense_wgmma.cu y and dx once; otherwise bias + adapter, then y; with
+ *   a residual x W^T, then y, so that only one rounding has the magnitude of the residual; drop(dxa A), dx. Dropout
+ *   keeps or clears elements exactly; its factor 1 / (1 - p) and scale are applied in f32. */
 #include "kernels/cuda/parts/dense.h"
 #include "kernels/cuda/parts/few_rows.h"
 #include "kernels/cuda/parts/grouped.h"
@@ -43,9 +42,9 @@ struct addend {
     struct part part[MAX_PARTS];
 };
 
-/* The adapter's product for one warp: rows row and row+8 of the lane times two groups of 32 columns from col. The order
- * of the summed index and of the columns is permuted so that the operands and results of a lane are contiguous: lane
- * 4i+q has values 4q .. 4q+3 of 16 along r, and columns 8q .. 8q+7 of a group, one pair from each of four tiles. */
+/* The adapter's product for one warp: rows row and row+8 of the lane times two groups of 32 columns from col. The
+ * summed index and the columns are permuted so that a lane's operands and results are contiguous: lane 4i+q has values
+ * 4q .. 4q+3 of 16 along r, and columns 8q .. 8q+7 of a group, a pair from each of four tiles. */
 static __device__ __forceinline__ void adapter_product(float acc[8][4], const struct addend &p, const struct part &part,
                                                        int64_t row, int col)
 {
@@ -130,7 +129,7 @@ static __device__ __forceinline__ void store_addend(const struct addend &p, floa
     *(uint4 *)(p.y + row * p.ld_y + col) = round_bf16x8(v);
 }
 
-/* The same for columns col .. end-1 of at most eight, one by one. */
+/* store_addend for columns col .. end-1, at most eight, one by one. */
 static __device__ __forceinline__ void store_addend_columns(const struct addend &p, float scale, int64_t row, int col,
                                                             int end, const float v[8])
 {
@@ -259,7 +258,6 @@ static int64_t cut_columns(struct part part[MAX_PARTS], int64_t n_out, const str
     return n_tile;
 }
 
-/* Whether the parts may be stored eight columns at a time. */
 static bool in_eights(const struct part *part, int64_t n_tile)
 {
     for (; n_tile > 0; n_tile -= part++->n_tile)
@@ -340,7 +338,6 @@ static bool fused_bwd(struct tensor dx, struct tensor dy, struct tensor dxa, str
 
 /* ---- ops */
 
-/* y = x W^T + bias + adapter + res by cuBLASLt and addend_kernel. */
 static void product_and_addend(struct tensor y, struct tensor xa, struct tensor x, struct tensor dense,
                                struct tensor bias, struct tensor res, const struct lora *added)
 {

@@ -1,23 +1,22 @@
 /* loss.cu - fused linear cross-entropy over the labelled rows, in chunks.
- * Math: logits = x[rows] W^T; nll = log(sum exp(logit - max)) + (max - logit[id]); hit = id is the arg max, ties to
- *   the lowest id; dlogits = scale * (softmax - onehot); dx[rows] = dlogits W, other rows 0. With logits: cuBLASLt
- *   writes them, loss_kernel reads them twice and overwrites them with dlogits in bf16. With exponentials (Hopper, V a
- *   multiple of 8): the epilogue of the product (dense_wgmma.cu) writes exp(logit - max) of each row in a tile of 192
- *   columns, with maximum and sum (tiles); gradient_kernel reads the tiles and scales the exponentials in place: 6
- *   bytes per logit instead of 14. dense_wgmma.cu multiplies dlogits by W where its tiles occupy the GPU, otherwise
- *   cuBLASLt. A cap needs logits; cap_kernel writes them before loss_kernel reads them: 8*N*V bytes more.
+ * Math: logits = x[rows] W^T; nll = log(sum exp(logit - max)) + (max - logit[id]); hit = id is the arg max, ties to the
+ *   lowest id; dlogits = scale * (softmax - onehot); dx[rows] = dlogits W, other rows 0. With logits: cuBLASLt writes
+ *   them, loss_kernel reads them twice and overwrites them with dlogits in bf16. With exponentials (Hopper, V a
+ *   multiple of 8): the epilogue of dense_wgmma.cu writes exp(logit - max) of each row in a tile of 192 columns, with
+ *   maximum and sum (tiles); gradient_kernel scales the exponentials in place by these: 6 bytes per logit instead of
+ *   14. dense_wgmma.cu multiplies dlogits by W where its tiles occupy the GPU, otherwise cuBLASLt. A cap needs logits;
+ *   cap_kernel writes them before loss_kernel reads them: 8*N*V bytes more.
  * Shapes: x, dx [T,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); rows, ids, hit [N] i32; nll
  *   [N] f32. Scratch: x and then dx of the chunk [chunk, D] bf16; logits [chunk, V] f32, dlogits from the start of the
  *   same rows; or exponentials [chunk, V] bf16 and tiles [chunk, V / 192].
  * Needs: D a multiple of 8, rows of x and dx 16-byte aligned; any V; N may be 0. A label outside the vocabulary gives
  *   a NaN loss.
  * Grid: loss_kernel, gradient_kernel: 512 threads per row; a pass for maximum, arg max and sum (gradient_kernel: over
- *   tiles), one for the gradient; 32 registers, 192 bytes of shared memory. move_kernel: 128 threads copy a row. No
- *   spills.
+ *   tiles), one for the gradient. move_kernel: 128 threads copy a row.
  * Bound: memory: loss_kernel reads 4*N*V bytes for the loss, reads 4*N*V and writes 2*N*V for the gradient;
  *   gradient_kernel reads and writes 2*N*V.
  * Numerics: f32 logits and sums in a fixed order; loss and arg max from them. dlogits rounded to bf16; with
- *   exponentials twice, but the label's once, from its f32 logit. Bitwise repeatable. A NaN stays in its row. */
+ *   exponentials twice, but the label's once, from its f32 logit. A NaN stays in its row. */
 #include <math.h>
 
 #include "kernels/cuda/parts/dense.h"
@@ -145,7 +144,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- host ---- */
 
-/* What a chunk of the labels needs: rows, ids and results of its labels, scratch. */
 struct chunk {
     struct tensor nll, hit, rows, ids;
     struct tensor part;          /* [rows, D] bf16: x, then dx */
@@ -170,7 +168,6 @@ static struct tensor loss_from_logits(const struct chunk *c, struct tensor w, fl
     return dlogits;
 }
 
-/* The product a b, b [n_in, n_out] or, transposed, [n_out, n_in]. */
 static struct dense product_of(struct tensor out, struct tensor a, struct tensor b, bool kn)
 {
     struct dense d = {};

@@ -6,12 +6,11 @@
  * Needs: A and B at most 128.
  * Grid: a block per sequence and head, a thread per column, TILE tokens at a time through shared memory (24 KiB).
  * Bound: the states, 8 N A B bytes per sequence; for many tokens instruction issue.
- * Numerics: f32 sums in a fixed order, bitwise repeatable. */
+ * Numerics: f32 sums in a fixed order. */
 #include "kernels/cuda/parts/mamba.cuh"
 
 enum { TILE = 16, MAX_DIM = 128 };
 
-/* The head of a block, and its columns. */
 struct head {
     int64_t first, len;
     int n, x_col, b_col, c_col;

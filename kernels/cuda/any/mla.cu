@@ -8,7 +8,7 @@
  * Grid: one block of 256 threads per token. A thread copies 8 columns or rotates 8 pairs. Backward: then the threads
  *   share the heads of dk_rope and add their sums in 16 KiB of shared memory.
  * Bound: fwd 2 T (H(3N+3G+2B+N) + G) bytes, reading k_rope once; bwd the same and dk again, from L2: memory bound.
- * Numerics: f32; one rounding at the end; the sum over heads in a fixed order, no atomics. */
+ * Numerics: f32; one rounding at the end; the sum over heads in a fixed order. */
 #include "kernels/cuda/parts/rope.cuh"
 
 enum { BLOCK = 256 };
@@ -22,7 +22,6 @@ struct mla_job {
     float beta;
 };
 
-/* The factor of this token's queries. */
 static __device__ inline float query_factor(const struct mla_job &j)
 {
     return j.beta > 0 ? 1 + j.beta * logf(1 + (float)(j.angles.pos[blockIdx.x] / j.beta_len)) : 1;
@@ -34,7 +33,6 @@ static __device__ inline void scale8(float x[8], float factor)
     for (int k = 0; k < 8; k++) x[k] *= factor;
 }
 
-/* Copies eight columns, times factor. */
 static __device__ inline void copy8(bf16 *to, const bf16 *from, float factor)
 {
     if (factor == 1) {

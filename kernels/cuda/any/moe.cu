@@ -1,6 +1,6 @@
 /* moe.cu - the experts' ops, made of grouped products, and the small kernels between them.
- * Math: kernels/ops/ops.h; kernels/cpu/moe.c does the same in plain loops. Per launch, the matrices of expert_group
- *   experts (struct device) are decoded to bf16 and multiplied by the rows of those experts; bf16 weights are used in
+ * Math: kernels/ops/ops.h; kernels/cpu/moe.c does the same in plain loops. A launch decodes the matrices of
+ *   expert_group experts (struct device) to bf16 and multiplies them by these experts' rows; bf16 weights are used in
  *   place. With fewer rows than experts (M < E), the experts that have rows are listed on the device first, and only
  *   they are decoded, into a buffer of min(E, M) matrices. On Hopper, products of few rows per expert decode MXFP4
  *   inside (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of very many rows decode it into a
@@ -13,8 +13,7 @@
  *   product reads by TMA (push_copy in kernels/scratch/).
  * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y
  *   of combine; all 16-byte aligned.
- * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
- *   registers, no shared memory, no spills.
+ * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row.
  * Bound: memory: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1); where the product has no epilogue, GLU of
  *   separate halves (cuda_grouped_swiglu) 6*M*F, GLU_RELU2 4*M*F and, backward, 8*M*F.
  * Numerics: f32 sums in an order that depends only on the shapes and the routing. */
@@ -97,7 +96,6 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
 
 /* ---- few rows per expert */
 
-/* The arguments of cuda_few_rows for the product g with weight w. */
 static struct few_rows few_of(const struct grouped *g, const struct weight *w)
 {
     struct few_rows f = {.w = *w, .n_row = g->n_row, .offs = g->offs, .a = g->a, .lda = g->lda};
@@ -195,7 +193,7 @@ static struct fp8_rows fill_fp8_rows(const struct scratch_fp8_rows *to, const st
 }
 
 /* The main product where e4m3 codes of experts are in memory (struct proj_fp8): one launch for each run of neighbouring
- * experts that are all exact in e4m3 or all not; most often all are exact. */
+ * experts that e4m3 holds exactly, or does not; most often it holds all exactly. */
 static void product_of_codes(struct grouped *g, const struct proj *proj, const struct fp8_rows *rows)
 {
     const struct weight *w = &proj->w;

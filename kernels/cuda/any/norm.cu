@@ -4,8 +4,7 @@
  *   of q and of k, or all of q and all of k; rstd is [T, groups].
  * Needs: the width of every group a multiple of 8 and at most 16384; 16-byte aligned rows. T may be 0.
  * Grid: a team of 16, 32 or 256 threads per group, blocks of 256. The group is read once and stays in registers; the
- *   backward loads two or four pieces of dx at once. Registers on sm_90a by width: fwd 35 to 114, bwd 40 to 224; 32
- *   bytes of shared memory; no spills.
+ *   backward loads two or four pieces of dx at once.
  * Bound: fwd 4 T D bytes, bwd 8 T D; queries and keys 6 bytes per value forward, 6 backward: memory bound.
  * Numerics: f32 sums in a fixed order; one rounding at the end, with round_twice another before the weight. */
 #include "kernels/cuda/parts/rows.cuh"
@@ -50,7 +49,6 @@ static __device__ inline struct group find_group(const struct norm_job *job, int
     return p;
 }
 
-/* Sum over the team; every thread gets the same bits. */
 template <int TEAM> static __device__ inline float team_sum(float v)
 {
     if (TEAM <= 32) return warp_sum(v, TEAM);
@@ -152,7 +150,6 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_bwd(const 
     }
 }
 
-/* The instance that holds `dim` values in the fewest registers per thread. */
 #define KERNEL_FOR(kernel, dim)                                                                                        \
     ((dim) <= 128    ? kernel<1, 16>                                                                                   \
      : (dim) <= 256  ? kernel<1, 32>                                                                                   \

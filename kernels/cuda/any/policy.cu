@@ -1,5 +1,5 @@
 /* policy.cu - the loss head of a policy: log-probabilities at a temperature and entropies of labelled tokens, in
- * chunks; the losses of completions; the head's gradient, weighted by these losses.
+ * chunks; the losses of completions; the head's gradient, with the weights that follow from these losses.
  * Math:     ops.h, kernels/policy_value.h. u = (z - max) / T, S = sum e^u, H = log S - sum e^u u / S; dlogits =
  *           (p (a - b (log p + H)) - a onehot) / T for the weights a, b of a label.
  * Shapes:   as linear_ce. Scratch: logits [chunk, V] f32, dlogits in bf16 from the start of the same rows; x and then
@@ -9,8 +9,7 @@
  *           policy_kernel, importance_kernel: a block per completion, two passes over its tokens. policy_sum: one
  *           block.
  * Bound:    head_kernel: memory, 4 N V bytes read for the loss, 4 N V read and 2 N V written for the gradient.
- * Numerics: f32 logits and sums of a row in a fixed order; everything after that in f64. dlogits rounded to bf16.
- *           Bitwise repeatable. */
+ * Numerics: f32 logits and sums of a row in a fixed order; everything after that in f64. dlogits rounded to bf16. */
 #include "kernels/cuda/parts/loss.cuh"
 #include "kernels/policy_value.h"
 
@@ -230,7 +229,6 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     for (int i = 0; i < IMPORTANCE_PARTS; i++) parts[(int64_t)blockIdx.x * IMPORTANCE_PARTS + i] = part[i];
 }
 
-/* A thread for each of n_sum sums and each largest value. */
 static __global__ void policy_sum(double *sums, double *most, int n_sum, const double *parts, int64_t n)
 {
     const int i = threadIdx.x;

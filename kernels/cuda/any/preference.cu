@@ -1,5 +1,5 @@
-/* preference.cu - losses over whole answers: their log-probabilities, the loss of each pair or row, and the gradient of
- * the loss head weighted by it.
+/* preference.cu - losses over whole answers: the answers' log-probabilities, the loss of each pair or row, and the loss
+ * head's gradient times the weights that follow from these losses.
  * Math: kernels/preference_value.h.
  * Shapes: nll [N] f32; cu [A+1], first, good [A] i32; logps, reference [A, 2] f64; weight [A, 2] f32; dx [T, D] bf16.
  * Grid: answer_sums a warp per answer; preference one block, a thread per pair or row; scale_labels a block per label.

@@ -2,10 +2,9 @@
  * Shapes: idx [T, J] i32 in; offs [E+1], row_slot [M], slot_row [T, J] i32 out, M = T J. Slot t J + j is choice j of
  *   token t.
  * Needs: E <= 512, M below 2^31. M may be 0: then offs is zeros.
- * Grid: each warp handles 512 consecutive slots. (1) counts per (expert, warp); (2) one warp per expert turns its
- *   counts into exclusive prefix sums over the warps; (3) the warps of (1) again: the row of a slot is the start of
- *   its expert + the expert's slots in earlier warps + those earlier in this warp. Up to 2048 slots one block does all
- *   three in one launch.
+ * Grid: a warp has 512 consecutive slots. (1) counts per (expert, warp); (2) one warp per expert turns its counts into
+ *   exclusive prefix sums over the warps; (3) the warps of (1) again: the row of a slot is the start of its expert +
+ *   the expert's slots in earlier warps + those earlier in this warp. Up to 2048 slots one block does all three.
  * Bound: idx twice, 8 M bytes of maps, 4 E M / 512 bytes of counts four times.
  * Numerics: integers only. */
 #include "kernels/cuda/core/cuda.h"

@@ -9,8 +9,6 @@
  *   as three bf16 numbers, whose sum has its 24 bits, and cuBLASLt multiplies it by three copies of W. W in other
  *   formats: router_tile.cu.
  * Grid: one warp per token; dx_chosen: blocks of 64 columns of W (from 257 experts on 32), in 32 KiB of shared memory.
- *   Registers on sm_90a by the number of experts: dx_chosen 56, choose 20 to 64, gates 32 to 71, statistics 32 to 80;
- *   no spills.
  * Bound: backward 4 T D: memory bound.
  * Numerics: f32. dx_chosen: in ascending order of the experts. */
 #include "kernels/cuda/format/source.cuh"
@@ -160,7 +158,6 @@ template <int N> static __device__ inline void limit_groups(unsigned key[N], int
     }
 }
 
-/* The same as choose for sigmoid routers. */
 template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_sigmoid(const struct choice_job job)
 {
     const int64_t t = token_of_warp();
@@ -233,7 +230,6 @@ extern "C" void cuda_scale_gates(struct device *dev, struct tensor y, struct ten
     CUDA_CHECK_LAUNCH();
 }
 
-/* The kernel instance for n_exp experts: 1, 4, 8 or 16 per lane. */
 #define KERNEL_FOR(kernel, n_exp)                                                                                      \
     ((n_exp) <= 32 ? kernel<1> : (n_exp) <= 128 ? kernel<4> : (n_exp) <= 256 ? kernel<8> : kernel<16>)
 
@@ -430,7 +426,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bw
         if (lane + 32 * i < job.ld_dl) store_dl(job, t, lane + 32 * i, d[i]);
 }
 
-/* The same for sigmoid routers, which have no auxiliary loss. */
+/* For sigmoid routers, which have no auxiliary loss. */
 template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_bwd(const struct gates_job job)
 {
     const int64_t t = token_of_warp();
@@ -481,9 +477,8 @@ static __global__ void __launch_bounds__(WARP_THREADS) chosen_bwd(const struct g
     if (lane < job.n_top) job.dl[t * job.n_top + lane] = d;
 }
 
-/* dx += dl W for COLS columns, with dl of the chosen experts. The block keeps its columns of W in shared memory; teams
- * of COLS / 8 threads take two tokens at a time. Each thread of a team loads id and dl of one chosen expert per token
- * and passes them to the others. */
+/* dx += dl W for COLS columns, with dl of the chosen experts. The block's columns of W are in shared memory; teams of
+ * COLS / 8 threads take two tokens at a time. A thread loads id and dl of one chosen expert per token for its team. */
 template <int COLS>
 static __global__ void __launch_bounds__(WARP_THREADS, 4)
     dx_chosen(bf16 *dx, int64_t lddx, const struct gates_job job, const bf16 *w, int n_in)

@@ -9,7 +9,7 @@
  * Bound: 2 T D bytes per 32 experts: memory bound. With few tokens the time is that of a warp's loads, one part after
  *   the other.
  * Numerics: products of bf16 are exact; f32 sums, in the same order for all columns, so that equal rows of W give equal
- *   logits; 64 products are summed by the tensor cores, then added with one rounding. Bitwise repeatable. */
+ *   logits; 64 products are summed by the tensor cores, then added with one rounding. */
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 

@@ -2,11 +2,10 @@
  * Math: logits = x W^T + bias; dx += dl W.
  * Shapes: x, dx [T, D] bf16 (views), W [E, D], logits [T, E] f32, dl [T, ..] f32 with zeros from E to a multiple of 8.
  * Needs: weight_loads8; 16-byte aligned rows.
- * Grid: tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory. Registers on
- *   sm_90a: at most 140 for logits, 168 for dx; no spills.
+ * Grid: tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory.
  * Numerics: products in TF32 on tensor cores. x, of 8 significant bits (TF32: 11), is exact; W and dl are split into
  *   two TF32 numbers, which is as accurate as f32. Sums in f32, in the same order for all columns, so that equal rows
- *   of W give equal logits; 64 products are summed, then added with one rounding. */
+ *   of W give equal logits; each 64 products are added with one rounding. */
 #include <type_traits>
 
 #include "kernels/cuda/format/formats.cuh"
@@ -15,7 +14,7 @@
 enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128 };
 
 /* ---- tile products. A row of a tile has DEPTH floats of the summed index. Rows are STRIDE floats apart, so that
- * 16-byte reads of eight lanes (two rows, four pieces of each) have no bank conflicts. */
+ * 16-byte reads of eight lanes, four in each of two rows, have no bank conflicts. */
 
 /* The 11 leading bits of v; minus(v, leading(v)) is the rest. */
 static __device__ inline float4 leading(float4 v)

@@ -4,7 +4,7 @@
  * Shapes: x [N,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); logits [S,V] f32; rows, edits.
  * Needs: D a multiple of 8; rows of x and logits 16-byte aligned, rows of logits padded to a multiple of 8. An edit of
  *   a token outside the vocabulary traps.
- * Grid: 512 threads per row; 92 registers, 3,728 bytes of shared memory; no spills (sm_80, sm_90a, sm_100).
+ * Grid: 512 threads per row.
  * Bound: memory: 4*V bytes per row and pass. Passes: one for maximum and sum; one more after edits or with a
  *   temperature; one for the draw; four for top_k and four for the list of the largest logits; five for top_p. The draw
  *   computes Philox and noise in f32 for each token, in f64 only where the token may be the arg max.
@@ -89,9 +89,8 @@ struct prefix {
 };
 
 /* The largest key k such that *above and the weights of the tokens in p with keys of at least k sum to `limit` or more;
- * then adds the weights of the tokens with larger keys to *above. A key is that of a logit. With `ids` it is that of an
- * id, among tokens whose logit has key p.least: smaller ids have larger keys. A weight is the probability (mass) or
- * 1. */
+ * adds the weights of the tokens with larger keys to *above. Keys are those of logits or, with `ids`, of the ids of
+ * tokens whose logit has key p.least: smaller ids have larger keys. A weight is the probability (mass) or 1. */
 static __device__ uint32_t find_least(const struct prefix &p, bool ids, bool mass, double limit, uint64_t *above)
 {
     __shared__ unsigned long long sum[256], before;
@@ -180,7 +179,6 @@ static __device__ float before_edit(const float *z, int id, const struct sample_
     return z[id];
 }
 
-/* A value of the draw, and its token. */
 struct drawn {
     double value;
     int id, unused;
@@ -191,9 +189,9 @@ static __device__ __forceinline__ struct drawn larger(struct drawn a, struct dra
     return a.value > b.value || (a.value == b.value && a.id < b.id) ? a : b;
 }
 
-/* The arg max over the tokens of p that are at most -floor below the largest. Skips a token without f64 arithmetic when
- * its f32 value plus the largest possible f32 error is below `least`, a lower bound of the largest value. The error is
- * at most log 2 where f32 rounds u to 1 - k 2^-24; the test adds 1. */
+/* The arg max of the draw over the tokens of p with a depth of at least `floor`. Skips a token without f64 arithmetic
+ * when its f32 value plus the largest possible f32 error is below `least`, a lower bound of the largest value. The
+ * error is at most log 2 where f32 rounds u to 1 - k 2^-24; the test adds 1. */
 static __device__ int draw(const struct prefix &p, const struct sample_row &row, bool filters, double floor)
 {
     const float inv_t = (float)(1 / p.temperature);
@@ -218,7 +216,7 @@ static __device__ int draw(const struct prefix &p, const struct sample_row &row,
     return merge_block(best, larger).id;
 }
 
-/* The weight of the tokens of p that are at most -floor below the largest. */
+/* The weight of the tokens of p with a depth of at least `floor`. */
 static __device__ uint64_t sum_weights(const struct prefix &p, double floor)
 {
     uint64_t sum = 0;

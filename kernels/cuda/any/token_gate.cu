@@ -2,8 +2,7 @@
  * Math: logit = x w, gate = scale sigmoid(logit), idx = 0; dx += dl w, dl = dgate scale s (1 - s), s = sigmoid(logit).
  * Shapes: x, dx [T, D] bf16 (views), w [1, D] in any format, logits, gate, dgate [T, 1] f32, idx [T, 1].
  * Needs: D % 8 == 0 (MXFP4: % 32), 16-byte aligned rows. T may be 0.
- * Grid: a warp per token, blocks of 256; a lane loads eight pieces of eight columns at once. Registers on sm_90a, w in
- *   bf16: forward 53, backward 54.
+ * Grid: a warp per token, blocks of 256; a lane loads eight pieces of eight columns at once.
  * Bound: fwd 2 T D bytes, bwd 4 T D: memory bound.
  * Numerics: f32 sums in an order that depends on D alone; one rounding at the end. */
 #include "kernels/cuda/format/formats.cuh"

@@ -4,8 +4,8 @@
  * and comm_overlap_end, and for comm_all_to_all, they run on a second stream, each after the work that the first stream
  * had at the call. All-to-all by copies (comm_peer.cu) runs on a third. Reductions and all-to-all never run
  * concurrently through NCCL, since two communicators at a time could deadlock. libnccl is opened when several ranks
- * start, so the program runs without it on one GPU. Opening a group runs one small collective, so that NCCL's memory is
- * allocated before the run is planned.
+ * start, so a run on one GPU needs none. Opening a group runs one small collective, so that NCCL allocates its memory
+ * before the run is planned.
  * Numerics: ring and tree sums, in an order that is the same in every run of the same shape on the same machines.
  *   Sums by the switches (NVLS) are off unless NCCL_NVLS_ENABLE enables them. */
 #include <cuda.h>
@@ -138,7 +138,6 @@ static int make_id(char id[COMM_ID], struct err *err)
     return 0;
 }
 
-/* Makes NCCL connect and allocate its memory now. */
 static void warm_up(struct comm *c)
 {
     char *x;
@@ -256,7 +255,6 @@ static void all_gather(struct comm *c, struct tensor y, struct tensor x)
     end(c);
 }
 
-/* Sends and receives the rows of one tensor to and from all ranks. */
 static void send_rows(struct comm *c, const struct comm_rows *t, const int64_t *rows, cudaStream_t s)
 {
     const int64_t row_bytes = comm_row_bytes(t->x);

@@ -3,15 +3,15 @@
  * Every rank maps the work arenas of the others (CUDA IPC). The GPU's copy engines copy and stream memory operations
  * wait, so the exchange takes no SM from concurrent products. Exchange k of a rank, all in one stream:
  *
- *   ready[own] of every other rank = k      its receive buffers here are free
+ *   ready[own] of every other rank = k      this rank's buffers for its rows are free
  *   for rank + 1, rank + 2, ... : wait for its ready, copy, done[own] there = k
  *   wait for done of all others: their rows have arrived here
  *
  * All ranks make the same exchanges in the same order, so there is no circular wait. At any time each rank sends to a
  * different one.
  *
- * Memory order: `done` is written after a system-wide fence, so the rows before it have arrived. A wait alone does not
- * order later reads. If the GPU can flush remote writes (CAN_FLUSH_REMOTE_WRITES, few platforms), the last wait does.
+ * Memory order: `done` is written after a system-wide fence, when the rows have arrived. A wait alone does not order
+ * later reads. If the GPU can flush remote writes (CAN_FLUSH_REMOTE_WRITES, few platforms), the last wait does.
  * Otherwise the stream that reads the rows first runs one warp that loads `done` with acquire at system scope
  * (cuda_peers_acquire); this makes everything written before `done` visible to later kernels. */
 #include <cuda.h>

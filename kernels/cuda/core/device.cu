@@ -1,8 +1,8 @@
 /* device.cu - opens the GPU; its memory, transfers through pinned staging buffers, and the table of its ops.
  *
  * Staging: two pinned buffers. An upload is copied to the current buffer and from there asynchronously to the device.
- * When a buffer is full, uploads continue in the other one, after its copies are complete. So a large upload runs at
- * the speed of the link, and the few KiB of a micro-batch never wait. */
+ * When a buffer is full, uploads continue in the other one, after its copies are complete. So a large upload has the
+ * speed of the link, and the few KiB of a micro-batch never wait. */
 #include <stdio.h>
 #include <string.h>
 

@@ -8,12 +8,12 @@
  * in f32 in the workspace, in a fixed order.
  *
  * The number of rows changes with every micro-batch and expert. A heuristic call costs the host 0.2 ms or more (H100,
- * cuBLASLt 13), twenty times the host time of the product itself. So the heuristic is called for the number of rows
- * rounded up.
+ * cuBLASLt 13), twenty times the host time of the product itself. So the heuristic is asked for rounded numbers of
+ * rows.
  *
  * cuda_portable_product gives the roof of the portable kernels on Hopper, which do not use wgmma. On Hopper cuBLASLt 13
- * still has kernels for Ampere (cutlass_80_tensorop_bf16_s16816gemm). They are found by their number of stages, which
- * is configured; kernels with wgmma choose it themselves. Rates: tests/notebook/deepseek_v4.md. */
+ * still has kernels for Ampere (cutlass_80_tensorop_bf16_s16816gemm). They are told apart by their number of stages,
+ * which can be configured; kernels with wgmma choose it themselves. Rates: tests/notebook/deepseek_v4.md. */
 #include <cublasLt.h>
 #include <math.h>
 #include <string.h>
@@ -172,7 +172,6 @@ static struct shape round_rows(struct shape s)
     return s;
 }
 
-/* c = beta c, for an inner dimension of 0. */
 static void product_of_nothing(struct tensor c, float beta)
 {
     const size_t size = (size_t)dtype_size(c.dtype);

@@ -2,8 +2,8 @@
  *
  * Marks are CUDA events, created at first use and never freed. Calls are counted by CUPTI, CUDA's profiling interface,
  * which reports every call of the runtime and the driver, those of libraries included. A driver call inside a runtime
- * call is not counted again. libcupti.so comes with the CUDA Toolkit and is opened when counting starts; without it,
- * `missing` says so and the program runs on. */
+ * call is not counted again. libcupti.so comes with the CUDA Toolkit and is opened when counting starts; the program
+ * runs without it. */
 #include <string.h>
 
 #include "kernels/cuda/core/cuda.h"

@@ -77,7 +77,7 @@ template <typename FORMAT> struct nibbles {
     }
 };
 
-/* A launch has one place per expert, or per expert of the list ids. offs: row offsets by place; NULL: all have rows. */
+/* place: as in parts/grouped.h. offs: row offsets of places; NULL: all have rows. */
 static __device__ __forceinline__ bool has_rows(const int32_t *offs, int64_t place)
 {
     return !offs || offs[place] < offs[place + 1];

@@ -66,7 +66,6 @@ __device__ static inline struct seq_block find_block(const struct attn_args &a, 
 {
     return find_seq_block(a.cu, a.n_seq, slot, size);
 }
-/* Blocks of sequence s; 0 beyond the last sequence. */
 __device__ static inline int blocks_of(const struct attn_args &a, int s, int size)
 {
     return s < a.n_seq ? (a.cu[s + 1] - a.cu[s] + size - 1) / size : 0;
@@ -89,7 +88,7 @@ __device__ static inline struct seq_block find_longest(const struct attn_args &a
         const int middle = (low + high) / 2;
         (blocks_behind(a, middle, size) > slot ? low : high) = middle;
     }
-    int rest = slot - blocks_behind(a, high, size); /* place among the sequences with at least `low` blocks */
+    int rest = slot - blocks_behind(a, high, size); /* index among the sequences with at least `low` blocks */
     for (int first = 0; low && first < a.n_seq; first += 32) {
         uint32_t having = __ballot_sync(~0u, blocks_of(a, first + threadIdx.x % 32, size) >= low);
         if (rest >= __popc(having)) {
@@ -110,10 +109,10 @@ static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head
 /* ---- prefixes (struct seqs)
  *
  * A sequence may continue the first rows (prefix) of an earlier sequence, its base. An op first computes all sequences
- * as if they had no prefix, on Hopper with the Hopper kernels. Then, in batches with prefixes, the kernels with PREFIX
- * add the keys of prefixes. The forward continues the softmax from o and lse, which already include the sink and the
- * sequence's own keys. The backward needs only the final lse and o, and adds to dqkv. So o, and the gradients of
- * queries and of a base, are rounded to bf16 once more. */
+ * as if they had no prefix, on Hopper with the Hopper kernels. Then kernels with PREFIX, if there are prefixes, add
+ * their keys. The forward continues the softmax from o and lse, which already include the sink and the sequence's own
+ * keys. The backward needs only the final lse and o, and adds to dqkv. So o, and the gradients of queries and of a
+ * base, are rounded to bf16 once more. */
 
 /* Keys are numbered by their position. Query i of the sequence is at position i + shift. */
 struct attn_keys {

@@ -101,7 +101,7 @@ struct shared_chunk {
 };
 /* An item of the gradients of keys: the terms of tokens first .. first + n - 1 for 192 rows, in the 256 columns from
  * 256 half on. Row r is row near + r of kv while r < split, then row far + r - split of the entries: the windows of 32
- * tokens do not fill all rows, and the rest hold the first entries that these tokens see. */
+ * tokens leave rows for the first entries that these tokens see. */
 struct shared_item {
     int first, n, half, near, split, far;
     bool seen; /* a token may see a row; otherwise the item is not computed */

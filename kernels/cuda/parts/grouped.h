@@ -41,7 +41,7 @@ enum grouped_epilogue {
     GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu of the rounded out[m]; gate and up columns
                       * interleaved, or in separate halves if cuda_grouped_swiglu */
     GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
-                      * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
+                      * dgate_part[i, m] = sum of h * g over the i-th GROUPED_PART columns,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
     GROUPED_GLU_BWD_QUANT, /* GROUPED_GLU_BWD where the product read Q(h): act is an input, Q(h), and replaces h in
                             * dgate_part; g is 0 in out where |h|, rounded to bf16, is above *in_amax */
@@ -65,7 +65,7 @@ static inline __host__ __device__ struct glu_form glu_form_of(const struct glu &
 }
 
 struct grouped {
-    int64_t n_row, n_out, n_in;  /* M (all experts), columns of v, length of the sums */
+    int64_t n_row, n_out, n_in;  /* M (all experts), columns of v, depth: length of the sums */
     int64_t n_exp, first, count; /* b has the matrices of places first .. first+count-1; other arrays those of all n_exp
                                   * experts */
     const int32_t *ids;          /* expert of each place, device; NULL: place i is expert i, of n_exp */
@@ -158,8 +158,8 @@ void cuda_relu2_bwd(const struct relu2_rows *r);
  *     wide[w_row(m), :]^T thin[m, :]    [n_wide, r], or with thin_first its transpose [r, n_wide]
  *
  * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. The order of summation depends only on n_row,
- * n_wide, r and offs. out of experts without rows does not change. Needs n_wide, ld_wide and r multiples of 8, r at
- * most 256, 16-byte aligned rows. cuda_grouped_pass also takes offs NULL: one matrix has all rows (dense layers). */
+ * n_wide, r and offs. Experts without rows keep their out. Needs n_wide, ld_wide and r multiples of 8, r at most 256,
+ * 16-byte aligned rows. cuda_grouped_pass also takes offs NULL: one matrix has all rows (dense layers). */
 struct grouped_wgrad {
     int64_t n_row, n_exp, n_wide, r;
     const int32_t *offs;

@@ -125,7 +125,7 @@ __device__ __forceinline__ void grouped_bias(float b[4][2], const struct grouped
 }
 
 /* pre for columns n .. n+7 of row m of act: gate, up, gate, up, ... or eight gates and eight ups; zeros out of bounds.
- * A caller may load it ahead of use. out may be pre: the same thread then writes these columns, after it has used them.
+ * out may be pre: the thread that uses these columns then overwrites them.
  */
 struct pre8 {
     uint4 x, y;
@@ -200,7 +200,7 @@ template <int SECOND> __device__ __forceinline__ void store_two4(bf16 *act, uint
 }
 
 /* GROUPED_GLU_BWD, or with QUANT GROUPED_GLU_BWD_QUANT, for eight columns of a row: columns 0..3 and SECOND..SECOND+3
- * of `out` and `act`. v = g of grouped.h. Returns the sum of h * g over them. */
+ * of `out` and `act`. v: g in grouped.h. Returns the sum of h * g over them. */
 template <bool QUANT, int LAYOUT, int SECOND = 4>
 __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, bf16 *out, bf16 *act, const float v[8],
                                                   float weight, const struct pre8 &pre, bool both = true)

@@ -26,8 +26,8 @@ static __device__ __forceinline__ int row_of_expert(const struct grouped_wgrad &
 }
 
 /* The u-th part of all experts, in the order (expert, part). Parts have at most `share` rows, a multiple of `step`
- * except for the last. n_exp + n_row / share < 2^16. All lanes of a warp call it. They take 32 experts at a time, one
- * per lane; a lane loads its next expert before it counts this one. */
+ * except for the last. n_exp + n_row / share < 2^16. All lanes of a warp call it; they take 32 experts at a time, one
+ * per lane. */
 static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share, int step)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp;

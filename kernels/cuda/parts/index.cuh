@@ -38,9 +38,8 @@ static inline unsigned index_grid(const struct index_job *job)
     return grid_x(ceil_div(n_tok, INDEX_TOKENS) * ceil_div(job->most, INDEX_ENTRIES));
 }
 
-/* Calls score(start, first, begin, end) for each sequence with tokens in this block. begin .. end - 1: those of them
- * that see more than n_top entries and more than `first`, the block's first entry. start: the sequence's first
- * token. */
+/* Calls score(start, first, begin, end) for each sequence with tokens in this block. begin .. end - 1: its tokens in
+ * the block that see more than n_top entries and more than `first`, the block's first entry. start: its first token. */
 template <typename SCORE> static __device__ inline void index_walk(const struct index_job &job, const SCORE &score)
 {
     const int n_part = (job.most + INDEX_ENTRIES - 1) / INDEX_ENTRIES,

@@ -32,7 +32,6 @@ static __device__ inline bf16 *page_row(const struct page_table &t, int64_t s, i
     return t.rows + ((int64_t)page * MT_PAGE + p % MT_PAGE) * t.ld;
 }
 
-/* The tokens of a pass that decodes. */
 struct pass_tokens {
     const int32_t *cu, *pos;
     int n_seq;

@@ -25,7 +25,6 @@ static __device__ inline const float *angles_at(const struct angles &a, int64_t 
     }
     return a.table.at(p);
 }
-/* The angles of the token of this block. */
 static __device__ inline const float *angles_of_block(const struct angles &a)
 {
     return angles_at(a, a.pos[blockIdx.x], threadIdx.x == 0);

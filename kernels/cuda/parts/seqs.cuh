@@ -37,7 +37,6 @@ struct seq_block {
 };
 static __device__ inline struct seq_block find_seq_block(const int32_t *cu, int n_seq, int slot, int size)
 {
-    /* the last sequence that begins at this slot or before */
     const int s = last_index(n_seq, [&](int i) { return cu[i] / size + i <= slot; });
     const int first = cu[s], len = cu[s + 1] - first;
     struct seq_block b;

@@ -75,8 +75,8 @@ static __device__ inline float warp_prefix(float v)
     return v;
 }
 
-/* The sum of the values of this thread and the threads before it, plus *carry. *carry becomes the sum over all THREADS,
- * plus its old value. part: shared memory. */
+/* The sum of the values of this thread and those before it, plus *carry, to which the sum over all THREADS is added.
+ * part: shared memory. */
 template <int THREADS> static __device__ inline float sum_before(float v, float part[THREADS / 32], float *carry)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

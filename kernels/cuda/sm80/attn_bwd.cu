@@ -13,11 +13,11 @@
  *   these keys. dq: 4 warps per 128 (256: 64) queries of a sequence and head. Two cp.async stages of 64 (128, 256: 32)
  *   rows; tiles that are masked for the whole block are not loaded. Width 256 holds keys (dq: queries) in registers,
  *   since a warp of 16 rows would read them again for every two products, and takes two launches, dk and dv. At most
- *   255 registers, 96.5 KiB; two blocks per SM; spills: 20 bytes of dkv, width 64, 4 of dv, width 256; PREFIX 44.
+ *   96.5 KiB of shared memory; two blocks per SM.
  * Bound: compute: 14*A*H*pairs FLOP, 4 of the 14 to recompute p and ds (width 256: 6 of 16), the price of sums in a
  *   fixed order without atomics; 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2.
- * Numerics: f32 sums; p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
- *   sequence are loaded as zeros, so NaN and infinity stay in their sequence. */
+ * Numerics: f32 sums; p and ds rounded to bf16 before the last products. Rows beyond the end of a sequence are loaded
+ *   as zeros, so NaN and infinity stay in their sequence. */
 #include "kernels/cuda/parts/attn.cuh"
 
 enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one where registers hold only one of them */
@@ -95,7 +95,6 @@ __device__ static inline void weigh_queries(float p[MT][NT][4], float ds[MT][NT]
     }
 }
 
-/* store_rows; with PREFIX it adds to what is there. */
 template <int MT, int DIM, bool PREFIX>
 __device__ static inline void store_sums(bf16 *dst, int64_t ld, int n_row, int dim, float acc[MT][DIM / 8][4],
                                          float factor, char *tile)
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
     const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, kv);
     const bf16 *dout = a.dout + of.first * a.ld_dout + kv * group * a.dim_v;
     const float2 *stat = stat_at<PREFIX>(a, kv * group, of.first);
-    /* Tiles: keys, values, two stages. HELD: keys are loaded to registers from the place of the second stage. */
+    /* Tiles: keys, values, two stages. HELD: keys are loaded to registers through the second stage. */
     constexpr bool HELD = DIM == 256;
     const uint32_t start = shared_address(smem), v_tile = HELD ? start : start + k_bytes;
     const uint32_t stages = HELD && !(GRADS & DK) ? start : v_tile + k_bytes, stats = stages + 4 * q_bytes;

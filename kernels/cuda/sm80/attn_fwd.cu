@@ -9,14 +9,12 @@
  *   attn_wide.cu computes. The Hopper kernels take scratch (scratch_attn_fwd).
  * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. One block of 4 warps
  *   per 128 (width 256: 64) queries of a sequence and head, 32 (16) per warp. Two cp.async stages of 64 (width 128,
- *   256: 32) keys and values; tiles that are masked for the whole block are not loaded. sm_90a: width 64, 238
- *   registers, 48 KiB; 128, 249 registers, 64 KiB; 256, 247 registers, 96 KiB, available on every GPU since sm_80. Two
- *   blocks per SM; no spills, on sm_80 neither.
+ *   256: 32) keys and values; tiles that are masked for the whole block are not loaded. Shared memory of 48, 64 and 96
+ *   KiB for widths 64, 128 and 256, available on every GPU since sm_80. Two blocks per SM.
  * Bound: 2*T*(2*H+2*K)*A + 4*T*H bytes; each block reads its keys and values again, from L2; 4*A*H*pairs FLOP ->
  *   compute bound; memory bound with a narrow window.
- * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit; no atomics,
- *   bitwise repeatable. Keys, values and queries beyond the end of a sequence are loaded as zeros, so NaN and infinity
- *   stay in their sequence.
+ * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit. Keys, values
+ *   and queries beyond the end of a sequence are loaded as zeros, so NaN and infinity stay in their sequence.
  * On Hopper, attn_wgmma_fwd.cuh replaces this kernel for the widths of attn_widths.cu, but not PREFIX (attn.cuh). */
 #include "kernels/cuda/parts/attn.cuh"
 
@@ -26,7 +24,7 @@ template <int DIM> __host__ __device__ constexpr int key_rows(void) { return DIM
 
 /* Scores become weights p = 2^(c (s - max)), c = scale / ln 2, with max the maximum so far. Updates max and sum (over
  * this thread's columns only). The caller multiplies earlier sums by `factor`. A row without a key so far has max =
- * -inf and weights 0. Row r of a thread is row 16 (r / 2) + g + 8 (r % 2) of the warp. */
+ * -inf and weights 0. Row r of a thread is row 16 (r / 2) + lane / 4 + 8 (r % 2) of the warp. */
 template <int MT, int NT>
 __device__ static inline void online_softmax(float p[MT][NT][4], float max[2 * MT], float sum[2 * MT],
                                              float factor[2 * MT], float c)

@@ -12,7 +12,7 @@
  * Bound: clocks for a tile of 16 keys and 32 heads: products, at the rate of compute capability 8.0, 512 in the forward
  *   and 768 in dq; shared memory, at 128 bytes per clock, 550 and 900, for a stage of dkey 800. From L2 16 KiB per
  *   tile.
- * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
+ * Numerics: f32 sums; p and ds rounded to bf16. */
 #include "kernels/cuda/parts/attn.cuh"
 #include "kernels/cuda/parts/attn_shared.cuh"
 
@@ -132,8 +132,7 @@ __device__ static inline struct place place_of(const struct shared_args &a, int 
 
 /* ---- forward */
 
-/* A term is a warp's part of a score, over its columns. Its place in shared memory: no bank conflicts in put_terms and
- * add_terms. */
+/* Index in shared memory of a term, a warp's part of a score; without bank conflicts in put_terms and add_terms. */
 __device__ static inline int sum_offset(int head, int key) { return head * KEYS + (key ^ (head & 2) * 4); }
 /* Writes this warp's terms of [32 heads, 16 keys]. */
 __device__ static inline void put_terms(float *sums, const float x[2][2][4])
@@ -171,12 +170,10 @@ __device__ static inline uint32_t weight_offset(int head, int chunk)
 {
     return head * KEYS * 2 + ((chunk ^ (head >> 2 & 1)) << 4);
 }
-/* Stores this lane's weights, an A operand. */
 __device__ static inline void put_weights(char *to, const uint2 &x)
 {
     *(uint2 *)(to + weight_offset(lane_head(), lane_key() / 8) + lane_key() % 8 * 2) = x;
 }
-/* Loads the weights of a tile as A operands. */
 __device__ static inline void load_weights(uint32_t w[2][4], uint32_t weights)
 {
     const int lane = threadIdx.x % 32;
@@ -189,7 +186,8 @@ struct softmax {
     float max, sum;
 };
 /* Computes the weights of tile i from the sums of its scores, and the factors by which the output so far is rescaled.
- * The maximum grows only when a score exceeds it by more than 8: weights stay below 2^8, and outputs rarely change. */
+ * The maximum grows only when a score exceeds it by more than 8: weights stay below 2^8, and the output is rarely
+ * rescaled. */
 __device__ static inline void weigh(struct softmax *t, float *factor, char *weights, const float *sums, int i, int n,
                                     float c)
 {
@@ -223,7 +221,8 @@ __device__ static inline void scale_rows(float o[2][OWN / 8][4], const float *fa
     }
 }
 
-/* Between two barriers a warp adds tile i - 1 to the output, multiplies tile i + 1 by the queries and weighs tile i. */
+/* Between two barriers a warp adds tile i - 1 to the output, multiplies tile i + 1 by the queries and computes the
+ * weights of tile i. */
 static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const struct shared_args a)
 {
     extern __shared__ __align__(1024) char smem[];
@@ -341,7 +340,6 @@ __device__ static inline void give_terms(float2 *sums, float2 own[2], const floa
         (r ? sums + ((to * WARPS + r) * 2 + n) * 32 + threadIdx.x % 32 : own + n)[0] = terms_of(x, r, n);
     }
 }
-/* Adds the terms that other warps computed to this warp's. */
 __device__ static inline void take_terms(float x[4], const float2 own[2], const float2 *sums)
 {
     float2 y[2 * WARPS];
@@ -358,8 +356,8 @@ __device__ static inline uint32_t shared_weight(int head, int chunk)
 }
 /* This lane has keys lane_pair(), + 1, + 8 and + 9 of a tile. */
 __device__ static inline int lane_pair(void) { return threadIdx.x % 4 * 2; }
-/* Stores in scratch the weights of 8 heads and one of the keys 8 half .. 8 half + 7 of a tile, per lane. Head 8 j + 2 i
- * + e of 32 is element 8 i + 2 j + e in scratch, as ldmatrix gives a lane two of each 8. n_key: keys of the tile from 8
+/* A lane stores in scratch the weights of 8 heads for one of the keys 8 half .. 8 half + 7 of a tile. Head 8 j + 2 i +
+ * e of 32 is element 8 i + 2 j + e in scratch, as ldmatrix gives a lane two of each 8. n_key: keys of the tile from 8
  * half on. */
 __device__ static inline void store_weights(bf16 *to, const float2 *sums, int half, int n_key)
 {

@@ -111,7 +111,6 @@ __device__ static inline void resume(float acc[1][HALF / 8][4], struct progress 
     }
 }
 
-/* The warp's rows of o, and with half 0 their lse. */
 template <bool PREFIX>
 __device__ static inline void finish(float acc[1][HALF / 8][4], const struct progress *s, const struct attn_args &a,
                                      const struct seq_block &seq, int first, int head, int half, float sink, char *smem)

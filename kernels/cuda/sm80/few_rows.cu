@@ -9,7 +9,7 @@
  *   16 MT columns of all experts with rows. A team of 8 warps computes a tile: warp d has steps d, d + 8, ... (for one
  *   matrix of more than 8192 columns, 4 warps have the same columns, and warp d of them has steps d, d + 4, ...). A
  *   thread copies the weights that it decodes to shared memory by cp.async, some tiles ahead. Packed experts: two
- *   teams, which share the rows of a in shared memory. MT 1 (bf16) or 2, NT 1 or 2. 128 registers.
+ *   teams, which share the rows of a in shared memory. MT 1 (bf16) or 2, NT 1 or 2.
  * Bound: bytes of W; about 2.4 instructions per value of MXFP4 and 4 of NF4. Codes of NF4 are looked up in registers,
  *   those of NVFP4 in shared memory.
  * Numerics: f32 sums over the steps of a warp, then over the warps in order, bias and residual; the last warp's sum
@@ -154,7 +154,7 @@ struct pass {
     int e, first, end;
 };
 
-/* Sets *p to pass number `place`, counted over all experts; returns the number of passes. A whole warp calls it. */
+/* Sets *p to pass number `place` of all experts; returns the number of passes. A whole warp calls it. */
 template <int NT>
 static __device__ __forceinline__ int find_pass(struct pass *p, const struct few_args &args, int place)
 {
@@ -252,7 +252,7 @@ template <typename FORMAT, int MT> struct weight_ring {
     int col, width;                         /* the warp's first column in tile 0; columns of a tile */
     int step, stride;                       /* the warp's first step; distance of its steps */
     int tile, end, n_team;                  /* the team's first tile; end of all tiles; distance of the team's tiles */
-    int next_tile, next_step, next_m, unit; /* what `copy` copies next, and to which place of the ring */
+    int next_tile, next_step, next_m, unit; /* what `copy` copies next, and to which unit of the ring */
 
     /* The first value of a row of W. */
     __device__ __forceinline__ int row(int of_tile, int m, int high) const
@@ -380,7 +380,7 @@ static __device__ __forceinline__ void add_adapter(float acc[NT][4], const struc
 
 /* ---- the sums of a team ---- */
 
-/* Where the sum of a row and a column is in shared memory: permuted inside 8 rows of COLS, so that the lanes of a warp
+/* Index in shared memory of the sum of a row and a column: permuted inside 8 rows of COLS, so that the lanes of a warp
  * store into different banks. */
 static __device__ __forceinline__ int sum_place(int row, int col)
 {
@@ -440,12 +440,10 @@ static __device__ __forceinline__ void team_barrier(int team)
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"((int)TEAM) : "memory");
 }
 
-/* Shared memory of a team: its ring, and the sums of two tiles. */
 template <typename FORMAT, int NT, int MT> struct team_memory {
     enum { RING = weight_ring<FORMAT, MT>::BYTES, SUMS = TEAM_WARPS * MT * 8 * NT * COLS, BYTES = RING + 2 * SUMS * 4 };
 };
 
-/* Tiles first .. end - 1 of the columns of a pass. */
 template <typename FORMAT, int NT, int MT, bool STAGED>
 static __device__ __forceinline__ void run_pass(const struct few_args &args, const struct pass &p, int first, int end,
                                                 uint4 *shared, const float *code)
@@ -498,8 +496,8 @@ static __device__ __forceinline__ void run_pass(const struct few_args &args, con
     copy_wait<0>();
 }
 
-/* A block computes an equal share of the tiles of all passes (8 NT rows of an expert). STAGED: it first copies the rows
- * of a pass to shared memory and has at most 512 threads, else 256. */
+/* A block computes an equal share of the tiles of all passes, each of at most 8 NT rows of an expert. STAGED: it first
+ * copies the rows of a pass to shared memory and has at most 512 threads, else 256. */
 template <typename FORMAT, int NT, int MT, bool STAGED>
 static __global__ void __launch_bounds__(STAGED ? TEAMS *TEAM : TEAM, STAGED ? 1 : 2)
     few_kernel(const __grid_constant__ struct few_args args)

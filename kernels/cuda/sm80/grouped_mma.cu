@@ -9,8 +9,7 @@
  *   its epilogue or at a barrier. Copies run STAGES - 1 steps ahead, over the ends of products and of tiles. A warp has
  *   two sets of fragments: while it multiplies 16 of the depth, half of a step, it fetches the next 16. The barrier for
  *   the next step is between the halves of this step, so the second half fetches from the next step. The code of a half
- *   has no branches, so operands are in registers at every product. Registers on sm_90a: 250 .. 255, thin 122 .. 128;
- *   no spills, but 48 bytes in the GLU's backward.
+ *   has no branches, so operands are in registers at every product.
  * Bound: tensor cores: for each tile and inner index (128 + 128) * 2 bytes, mostly from L2, and 2*128*128 FLOP; the
  *   tiles of a band of 16 row tiles share rows of a, those of a column share b. A step of two blocks writes 32 KiB to
  *   shared memory and reads 64: 768 clocks; its products take 1024 at the rate of compute capability 8.0, 2048 on 8.6,
@@ -67,8 +66,8 @@ template <class T> static __device__ bool find_tile(const struct grouped &g, str
 /* ---- loads ---- */
 
 /* The copies of this thread in the next depth step: 16 bytes from each of A_COPIES rows of a, and from B_COPIES rows of
- * b's tile ([BN, BK], with kn [BK, BN]). Offsets are in units of eight elements. Products follow one another without a
- * gap: the adapter's and the main one of a tile, then those of the block's next tile. */
+ * b's tile ([BN, BK], with kn [BK, BN]). Offsets are in units of eight elements. The main product of a tile follows the
+ * adapter's, then come those of the block's next tile. */
 template <class T> struct cursor {
     const bf16 *a, *b; /* the same for all threads */
     uint32_t at_a[T::A_COPIES], at_b, ld_b;

@@ -1,7 +1,7 @@
 /* mamba_mma.cu - Mamba-2 in chunks (math: mamba_mma.cuh): steps, states and outputs; the ops.
  *
- * Shapes: as in kernels/ops/recurrence.h, bf16; gates [N, T] f32 pairs; states [T / 64, items, A, 64] bf16, an item
- *   being a block of up to 64 columns of a head. T may be 0.
+ * Shapes: as in kernels/ops/recurrence.h, bf16; gates [N, T] f32 pairs; states [T / 64, items, A, 64] bf16 (items:
+ *   mamba_mma.cuh). T may be 0.
  * Needs: A and B at most 128. Columns that are not aligned to 16 bytes are slower.
  * Grid: gates: a warp per chunk and head. states: a block of 4 warps per segment, item and direction, a launch for each
  *   level of segments; a warp has 32 rows of the state in 64 registers; three cp.async stages, 88 KiB. outputs: a block
@@ -9,9 +9,9 @@
  *   so three blocks per SM.
  * Bound: memory. With N B = C columns, forward: 2 T (2 C + 2 G A) bytes for states and outputs each, and 4 A C T / 64
  *   for the states, written and read; FLOPs: 2 T (64 G A + N B (64 + 2 A)).
- * Numerics: f32 sums and states; the states are rounded to bf16 for memory and products. Fixed order, no atomics,
- *   bitwise repeatable. Rows beyond the end of a sequence are loaded as zeros, so NaN and infinity stay in their
- *   sequence, and packed sequences have the bits of each alone. */
+ * Numerics: f32 sums and states; the states are rounded to bf16 for memory and products. Fixed order. Rows beyond the
+ *   end of a sequence are loaded as zeros, so NaN and infinity stay in their sequence, and packed sequences have the
+ *   bits of each alone. */
 #include "kernels/cuda/sm80/mamba_mma.cuh"
 
 /* ---- gates ---- */

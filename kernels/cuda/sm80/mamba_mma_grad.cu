@@ -5,7 +5,7 @@
  * Grid: a block per chunk and group, which loops over the group's items, so that dB and dC are sums in registers. Four
  *   warps have 16 rows of x each; they hold B C^T and the sum of K^T, and write dx. Four other warps have 16 rows of b
  *   and c each and hold dB and dC. Two stages, 136 KiB, where a block may have them, else one, 88 KiB; and 5 KiB of
- *   sums. One block per SM; sm_90a: 255 registers, 20 bytes of spills.
+ *   sums. One block per SM.
  * Bound: memory and its latency. Bytes: the states and gradients, 4 A C T / 64, and 2 T (3 C + 4 G A), C = N B; FLOPs:
  *   2 T (3 * 64 G A + N B (2 * 64 + 3 A)).
  * Numerics: f32; the factors e^(s_C - s) step x and K summed over heads are rounded to bf16 for products. Sums over
@@ -219,7 +219,6 @@ static __device__ __forceinline__ void rows_out(const struct item &item, const s
     keep(sums->r, r, p, item.half > 0);
 }
 
-/* The gradient of dt of a head, by one warp. */
 static __device__ __forceinline__ void finish_head(const struct mamba_job &job, const struct place &p, int head,
                                                    const struct sums *s)
 {

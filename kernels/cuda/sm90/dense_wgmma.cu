@@ -1,15 +1,15 @@
 /* dense_wgmma.cu - the dense product of dense.h: the pipeline of grouped_wgmma.cu for one matrix that all rows share.
  *
- * Math: the adapter extends the depth of the same accumulators: steps of la and lb, a multiplication by scale, then
- *   steps of a and b. A tile that several parts share has steps for each of them; TMA reads zeros where columns of the
- *   tile are outside of a part.
- * Shapes: dense.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
+ * Math: the adapter is summed in the same accumulators: steps of la and lb, a multiplication by scale, then steps of a
+ *   and b. A tile that several parts share has steps for each of them; TMA reads zeros where columns of the tile are
+ *   outside of a part.
+ * Shapes: dense.h. Tiles of 128 rows x 192 columns, 64 of the depth (inner dimension) per step.
  * Needs: sm_90a; n_out, r and leading dimensions multiples of 8, 16-byte aligned rows.
  * Grid: persistent, one block per SM: one thread loads by TMA, two consumer warpgroups take tiles in turns
- *   (pingpong.cuh); 5 stages, 201 KiB; 168 registers at launch, then 40 and 232, no spills.
+ *   (pingpong.cuh); 5 stages, 201 KiB.
  * Bound: a is read once per 192 columns and b once per 128 rows, mostly from L2; out is written once, res read once. 2
  *   n_row n_in n_out FLOP: compute-bound. All blocks begin each 128 steps of a tile together (pingpong.cuh).
- * Numerics: f32 sums in one fixed order, one rounding: bitwise repeatable. */
+ * Numerics: f32 sums in one fixed order, one rounding. */
 #include "kernels/cuda/parts/dense.h"
 
 #include <float.h>
@@ -286,7 +286,7 @@ static __global__ void __launch_bounds__(THREADS, 1) dense_wgmma_kernel(const __
         multiply_tiles<KN, TALLY>(p, ring);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

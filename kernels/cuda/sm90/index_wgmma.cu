@@ -2,7 +2,7 @@
  * Grid: a block per 256 entries and 16 tokens. The entries stay in shared memory (64 KiB) as operand a of wgmma; the
  *   heads of two tokens at a time are operand b (m64n128k16). A warpgroup loads entries and heads by TMA, the heads
  *   into a ring of three stages of 32 KiB. Each of four warpgroups has 64 entries: the sums of one overlap with
- *   products of the others. 96 registers, no spills; setmaxnreg gives the four 104, which their loop needs.
+ *   products of the others.
  * Numerics: f32 sums in a fixed order. */
 #include "kernels/cuda/parts/index.cuh"
 #include "kernels/cuda/sm90/sm90.cuh"
@@ -33,7 +33,7 @@ struct ring {
     __device__ uint32_t empty(int stage) const { return base + BARS + 16 + stage * 16; }
 };
 
-/* The place of step n of a block in the ring, and how often the ring was used before. */
+/* The stage of step n of a block, and how often the ring was used before. */
 struct place {
     int stage, turn;
 };

@@ -28,11 +28,10 @@ static __device__ uint32_t blocks_alone[2], launches_split;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* ---- blocks begin their tiles together ----
- * Tiles that run at the same time share rows of a and columns of b. What one block has loaded is in L2 for the others
- * only while all are at about the same depth. Without the wait blocks drift apart, and DRAM delivers the same bytes up
- * to three times. Blocks may fail to run at the same time, when another process uses multiprocessors: then a wait ends
- * after MAX_POLLS and the block waits no more in this launch; after MAX_SPLIT such launches no block waits. A deep tile
- * has several parts, and blocks begin each part together. */
+ * Concurrent tiles share rows of a and columns of b, which are in L2 for all only while all are at about the same inner
+ * index. Without the wait blocks drift apart, and DRAM delivers the same bytes up to three times. Where another process
+ * keeps blocks from running at the same time, a wait ends after MAX_POLLS and the block waits no more in this launch;
+ * after MAX_SPLIT such launches no block waits. A deep tile has several parts, and blocks begin each part together. */
 
 static __device__ __forceinline__ void begin_launch(int counter)
 {
@@ -67,7 +66,6 @@ static __device__ __forceinline__ void begin_tile(int counter, int at, int n_til
 
 /* ---- products ---- */
 
-/* Descriptors of the current stage's operands. */
 template <typename PIPE, bool KN>
 static __device__ __forceinline__ void stage_operands(const struct ring &ring, uint64_t *a, uint64_t *b)
 {
@@ -88,9 +86,9 @@ template <typename PIPE> static __device__ __forceinline__ void advance(struct r
     if (++ring->stage == PIPE::STAGES) ring->stage = 0;
 }
 
-/* sums[h] (+)= 64 rows of a, from 64 h on, times b over n_in. A stage is released when its own products are complete,
- * after those of the next stage have been issued. Calls prefetch() when `ahead` steps remain. gathered: cp.async has
- * written rows of a. Returns the last stage, whose products may still run. */
+/* sums[h] (+)= 64 rows of a, from 64 h on, times b over n_in. A stage is released when its products are complete, after
+ * those of the next stage have been issued. Calls prefetch() when `ahead` steps remain. gathered: cp.async has written
+ * rows of a. Returns the last stage, whose products may still run. */
 template <typename PIPE, bool KN, int HALVES, typename Prefetch>
 static __device__ __forceinline__ int multiply(float (&sums)[2][COLS / 2], struct ring *ring, int n_in, bool accumulate,
                                                bool gathered, int ahead, const Prefetch &prefetch)
@@ -155,7 +153,6 @@ template <int HALVES> static __device__ __forceinline__ void scale_sums(float (&
 #endif
 /* ---- host ---- */
 
-/* Which of tiles_begun the next launch uses. */
 static int next_counter(void)
 {
     static int counter;

@@ -222,7 +222,6 @@ struct two_rows {
     float weight[2];
     struct pre8 pre[2];
 };
-/* Loads pre of the first 32 columns of the tile. */
 template <int LAYOUT>
 static __device__ __forceinline__ void load_pre(struct two_rows *rows, const struct grouped &g, const struct tile &t)
 {

@@ -21,7 +21,6 @@ template <int STAGES> static __device__ __forceinline__ void ring_advance(struct
     if (++ring->stage == STAGES) ring->stage = 0, ring->parity ^= 1;
 }
 
-/* Signals that a consumer warp no longer needs a stage. */
 static __device__ __forceinline__ void release(const struct ring &ring, int stage)
 {
     __syncwarp();

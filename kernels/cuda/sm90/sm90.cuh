@@ -1,5 +1,6 @@
 /* sm90.cuh - Hopper instructions, one function each: mbarrier, bulk tensor copies (TMA), wgmma, setmaxnreg. The names
- * are those of the PTX ISA. Shared memory is addressed by 32-bit addresses of the shared window (sm90_shared).
+ * are those of the PTX ISA. Shared memory has 32-bit addresses (sm90_shared). Kernels of this folder trap where they
+ * are not compiled for sm_90a: cuda.arch is then never CUDA_SM90, so no op launches them.
  *
  * Tiles in shared memory are rows of 128 bytes (64 bf16), 1024-byte aligned, in the 128-byte swizzle of TMA and wgmma:
  * 16-byte chunk c of row i is at byte i * 128 + ((c ^ (i & 7)) * 16). */
@@ -11,7 +12,6 @@
 
 #include "kernels/cuda/core/cuda.h"
 
-/* Byte offset of 16-byte chunk c (0 .. 7) of row i of a swizzled tile. */
 __host__ __device__ __forceinline__ uint32_t sm90_swizzle(uint32_t i, uint32_t c)
 {
     return i * 128 + ((c ^ (i & 7)) << 4);

@@ -138,7 +138,6 @@ static inline CUtensorMap map_heads(const struct shared_args *a, const bf16 *x, 
     return sm90_tensor_map(x, size, stride, box);
 }
 
-/* Lets a kernel use this many bytes of shared memory. */
 static inline void allow_shared_bytes(const void *kernel, int bytes)
 {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));

@@ -5,18 +5,18 @@
  *   dkey: a block per item: 192 rows of kv or of the entries, 32 tokens and 256 columns: p^T dout + ds^T q, in f32.
  *   sum: adds the items of a row in the order of the tokens; the sums become bf16 when no later token sees the row.
  * Scratch: struct shared_chunk: p, ds and the items of a chunk, up to 1.25 GiB.
- * Grid, dq: a block per SM, which takes a token and 64 heads at a time. A warpgroup with 24 registers per thread loads:
- *   two of its warps copy heads and tiles of 32 keys into four slots, up to the next token's; two store p and ds, which
- *   have two stages. 225 KiB. Of the other two, the first computes the scores and p, the second dp and ds, then each
- *   256 columns of dq. Registers of the first hold 192 columns of q, those of the second 192 columns of dout. The
- *   products of the scores and dp of the next tile are issued before dq of this one.
+ * Grid, dq: a block per SM, which takes a token and 64 heads at a time. Of the third warpgroup, with 24 registers per
+ *   thread, two warps copy heads and tiles of 32 keys into four slots, up to the next token's; two store p and ds,
+ *   which have two stages. 225 KiB. The first warpgroup computes the scores and p, the second dp and ds, then each 256
+ *   columns of dq. The first holds 192 columns of q in registers, the second 192 columns of dout. The products of the
+ *   scores and dp of the next tile are issued before dq of this one.
  * Grid, dkey: three warpgroups of 64 rows; 3 stages of 56 KiB: weights of 64 heads for 192 rows, and 256 columns of
  *   dout or q of these heads, which TMA loads. The 192 rows hold all keys in the window of 32 tokens. Tokens that see
  *   none of the rows are left out.
- * Bound: dq per tile: wgmma of 32 columns, for both warpgroups 1450 clocks as measured on an H200 (23 per instruction;
- *   the full rate is 16), and of 256 columns, 550; with a window alone, memory: 256 KiB per token. dkey per stage:
- *   wgmma 1536 clocks; copies from L2 56 KiB, 18 bytes per clock: L2.
- * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
+ * Bound: dq per tile: wgmma of 32 columns, 1450 clocks for both warpgroups as measured on an H200 (23 per instruction;
+ *   the full rate is 16), and of 256 columns, 550; without entries, memory: 256 KiB per token. dkey per stage: wgmma
+ *   1536 clocks; L2, 56 KiB, 18 bytes per clock.
+ * Numerics: f32 sums; p and ds rounded to bf16. */
 #include <type_traits>
 
 #include "kernels/cuda/sm90/attn/attn_shared_wgmma.cuh"
@@ -145,7 +145,6 @@ static __device__ __forceinline__ void put_transposed(uint32_t to, const uint32_
         store_matrix4<true>(at, w + 2 * n);
     }
 }
-/* Loads weights that put_transposed has stored. */
 static __device__ __forceinline__ void get_transposed(uint32_t (&w)[8], uint32_t from)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, matrix = lane / 8;
@@ -220,7 +219,6 @@ static __device__ __forceinline__ void store_weights(bf16 *to, const char *from,
     for (int k = lane / 8; k < SHARED_KEYS; k += 4)
         if (k < live) store16(to + k * SHARED_HEADS + lane % 8 * 8, load16(from + sm90_swizzle(k, lane % 8)));
 }
-/* A warp: stores all weights of a kind. */
 static __device__ __forceinline__ void store_jobs(const struct dq_room &m, const struct shared_args &a,
                                                   const struct shared_chunk &x, int kind)
 {
@@ -392,7 +390,6 @@ static __device__ __forceinline__ void store_sums(float *to, const float (&sum)[
             *(float2 *)(to + 8 * h * SHARED_COLUMNS + 8 * n) = make_float2(sum[4 * n + 2 * h], sum[4 * n + 2 * h + 1]);
     }
 }
-/* Zeros in the rows that have not been stored. */
 static __device__ __forceinline__ void clear_rest(float *to, int written)
 {
     for (int h = 0; h < 2; h++)
@@ -466,7 +463,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             store_jobs(m, a, x, warp - COPIERS);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 
@@ -532,7 +529,7 @@ static __global__ void __launch_bounds__(TRIPLE, 1)
     }
     clear_rest(to, written);
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

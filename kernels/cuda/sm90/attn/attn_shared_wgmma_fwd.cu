@@ -3,14 +3,13 @@
  * Math, shapes: as attn_shared.cu.
  * Grid: a block per SM, which takes a token and 64 heads at a time, tokens with the most entries first. All heads of a
  *   token see the same keys, so a tile has masked keys only after the token's last key. Two warpgroups share the 64 x
- *   512 sums, 256 columns each, 128 registers. Tiles of 64 keys in two slots of 64 KiB; with the queries and weights
- *   209 KiB.
+ *   512 sums, 256 columns each. Tiles of 64 keys in two slots of 64 KiB; with the queries and weights 209 KiB.
  * Schedule: the third warpgroup copies tiles, and the next token's queries as soon as all scores of this token are
  *   computed. The first issues the scores of tile i + 1, then weights times keys of tile i; while these run, it
  *   computes the weights of tile i + 1.
  * Bound: per tile, wgmma 2048 clocks per SM; copies from L2 64 KiB, 24 bytes per clock. Without entries, memory:
  *   4*T*H*A bytes.
- * Numerics: f32 sums; weights rounded to bf16; no atomics, bitwise repeatable. */
+ * Numerics: f32 sums; weights rounded to bf16. */
 #include "kernels/cuda/sm90/attn/attn_shared_wgmma.cuh"
 
 enum { KEYS = 64, TILE_BYTES = KEYS * SHARED_DIM * 2, WEIGHT_BYTES = SHARED_HEADS * PANEL_ROW, SLOTS = 2, COPIERS = 4 };
@@ -24,13 +23,12 @@ enum {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Online softmax of this thread's two rows. */
 struct online {
     float max[2], sum[2], factor[2];
 };
 
 /* Scores become weights 2^(c (s - max)), c = scale / ln 2; keys from `live` on have weight 0. max grows only when a
- * score exceeds it by more than `slack`: weights stay below 2^8, and sums rarely change. */
+ * score exceeds it by more than `slack`: weights stay below 2^8, and sums are rarely rescaled. */
 static __device__ __forceinline__ void weigh_scores(float (&s)[32], struct online *x, float c, float slack, int live)
 {
     const int column = threadIdx.x % 4 * 2;
@@ -97,10 +95,8 @@ static __device__ __forceinline__ void dot_tile(float (&s)[32], uint32_t q, uint
 
 /* mbarriers: a slot is full, or empty; the queries and n_key have arrived, or are no longer needed. */
 enum { FULL, EMPTY = FULL + SLOTS, HEADS = EMPTY + SLOTS, FREE, FWD_BARRIERS };
-/* Named barrier of the warpgroups that compute. */
 enum { BOTH_GROUPS = 1 };
 
-/* Values that threads of a block exchange. */
 struct fwd_told {
     int n_key;                      /* of the token whose queries have arrived */
     float factors[2][SHARED_HEADS]; /* of the sums before a tile is added; by the tile's parity */
@@ -320,7 +316,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             add_jobs(m, a);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

@@ -1,9 +1,9 @@
 /* attn_wgmma.cuh - shared by the Hopper attention kernels, forward and backward.
  *
- * The query heads of one kv head share its tiles of keys and values: row i * group + g of a query tile is head g of the
- * group at query i. A tensor map describes a matrix [T, heads * A] as [T, heads, A], so a TMA box of `group` heads and
- * some queries has this order in shared memory. A tile of N rows is A / 64 panels, one after the other. A panel has 64
- * elements of each row: N rows of 128 bytes, swizzled.
+ * The query heads of one kv head (a group) share its tiles of keys and values: row i * group + g of a query tile is
+ * head g of the group at query i. A tensor map describes a matrix [T, heads * A] as [T, heads, A], so a TMA box of
+ * `group` heads and some queries has this order in shared memory. A tile of N rows is A / 64 panels, one after the
+ * other. A panel has 64 elements of each row: N rows of 128 bytes, swizzled.
  *
  * Boxes extend over the end of a sequence into the next one, whose rows may hold NaN or infinity; 0 times those is NaN.
  * Therefore clear_rows zeroes the rows beyond the end before a product sums over the rows of a tile: values (o), keys
@@ -11,7 +11,7 @@
  * that no product sums over are not cleared and not stored.
  *
  * One producer warpgroup loads, the others are consumers. Every consumer warp arrives on the `empty` barrier of a stage
- * when it no longer reads it. */
+ * that it no longer reads. */
 #ifndef MT_CUDA_ATTN_WGMMA_H
 #define MT_CUDA_ATTN_WGMMA_H
 
@@ -24,7 +24,7 @@ enum {
     PANEL = 64,                      /* elements of a row of a panel: one row of the swizzle */
     ROW_BYTES = 128,                 /* of a panel */
     LOADER = 128,                    /* threads of the producer warpgroup */
-    NEAR_HEADS = 8,                  /* kv heads that are processed at the same time, at most */
+    NEAR_HEADS = 8,                  /* kv heads that are processed at about the same time, at most */
     SHARED_LIMIT = 227 * 1024 - 256, /* bytes of a block, less its barriers */
 
     PAIR_CONSUMERS = 2 * 128, /* a block of two consumer warpgroups */
@@ -250,7 +250,6 @@ __device__ static __forceinline__ void store_panel(bf16 *dst, int64_t ld, const 
         if (query < n_live) store16(dst + query * ld + g * WIDTH + chunk * 8, load16(rows + sm90_swizzle(r, chunk)));
     }
 }
-/* store_panel for all panels of a tile of ROWS rows. */
 template <int WIDTH, int ROWS>
 __device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, const char *tile, int row,
                                                      const struct attn_wgmma_args &p, int n_live)

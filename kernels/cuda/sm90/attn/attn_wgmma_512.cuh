@@ -1,11 +1,11 @@
 /* attn_wgmma_512.cuh - shared by the Hopper attention kernels for heads of 512, forward and backward.
  *
  * dk and dv of 64 keys are 256 KiB in f32, all registers of an SM, and q, dout, k and v of 64 rows and keys 256 KiB,
- * more than its shared memory. So the queries are processed in chunks whose weights fit into scratch: a first kernel
+ * more than its shared memory. So queries are processed in chunks whose weights fit into scratch: a first kernel
  * computes the weights of 128 rows (queries of all heads of a group) and 256 keys, a second the sums, in items of 128
- * rows (keys) and 256 columns. For each row and key, weights in scratch cost 12 bytes of memory traffic in the
- * backward, 6 in the forward. Without them the backward would compute eight products instead of five, and both passes
- * would read operands from L2 at 64 bytes per clock.
+ * rows (keys) and 256 columns. Weights in scratch cost 12 bytes of memory traffic per row and key in the backward, 6 in
+ * the forward. Without them the backward would have eight products instead of five, and both passes would read 64 bytes
+ * per clock from L2.
  *
  * Kernels are persistent, a block per SM: two consumer warpgroups of 64 rows (keys) by 256 columns, 128 sums per
  * thread, and a producer thread, which takes items from a queue. 4 stages of 48 KiB: 64 of the inner dimension for 128
@@ -277,8 +277,8 @@ static __device__ __forceinline__ void dot_stages(float (&s)[128], const struct 
     release_before(m, *at);
 }
 
-/* Stores a warp's 16 rows of the item's blocks. w[2 n], w[2 n + 1]: rows g and g + 8 of keys 8 n + 2 q, + 1. to: the
- * warp's rows of the first block. */
+/* Stores a warp's 16 rows of the item's blocks. w[2 n], w[2 n + 1] of lane 4 g + q: rows g and g + 8 of keys 8 n + 2 q,
+ * + 1. to: the warp's rows of the first block. */
 static __device__ __forceinline__ void store_weights(bf16 *to, const uint32_t (&w)[64], char *slice, int n)
 {
     const int lane = threadIdx.x % 32;

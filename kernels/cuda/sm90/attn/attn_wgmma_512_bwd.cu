@@ -4,7 +4,7 @@
  *   p^T dout.
  * Shapes: as attn_bwd.cu; stat [K, T, H/K]; scratch of struct scratch_attn_bwd: weights, f32 sums of dk and dv.
  * Needs: sm_90a, A and B 512, at most 64 query heads to a kv head, rows aligned to 16 bytes.
- * Grid: as attn_wgmma_512.cuh. Registers 232 and 40, sums 224 and 56; no spills; 209 KiB.
+ * Grid: as attn_wgmma_512.cuh. 209 KiB.
  * Bound: in clocks per SM for a stage: wgmma 1024; copies from L2 48 KiB, 48 bytes per clock, so L2 is the limit.
  * Numerics: as attn_bwd.cu; ds from p rounded to bf16. The order of sums depends on the sequence alone: chunks continue
  *   sums in f32. Rows beyond the end of a sequence are cleared, as in attn_wgmma.cuh. */
@@ -14,7 +14,6 @@
 
 /* ---- weights */
 
-/* stat of this thread's rows of an item. */
 static __device__ __forceinline__ void load_stat(float2 (&stat)[2], const struct attn_wgmma_args &p,
                                                  const struct wide_item &x, const struct wide_rows &r, int wg)
 {
@@ -112,7 +111,7 @@ static __device__ __forceinline__ bool dkv_at(struct wide_item *item, const stru
     return item->n > 0;
 }
 
-/* The place in scratch of the weights of a block of queries and a block of keys; -1: all are masked, and not stored. */
+/* Index in scratch of the weights of a block of queries and a block of keys; -1: all are masked, and not stored. */
 static __device__ __forceinline__ int64_t block_at(const struct wide_args &c, const struct wide_item &x, int queries,
                                                    int keys)
 {
@@ -229,7 +228,6 @@ static __device__ __forceinline__ void keep_sums(const float (&sum)[128], const 
     }
 }
 
-/* Stores a warp's 16 rows of dk or dv. */
 static __device__ __forceinline__ void store_gradients(const float (&sum)[128], const float factor[2],
                                                        const struct wide_memory &m, const struct wide_args &c,
                                                        const struct wide_item &x, int wg)
@@ -307,7 +305,7 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
         SUMS ? compute_sums(m, c) : compute_weights(m, c);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

@@ -1,12 +1,12 @@
 /* attn_wgmma_512_fwd.cu - attention forward on Hopper, heads of 512: the function of attn_fwd.cu with wgmma and TMA.
  *
- * Math: as attn_fwd.cu. The first kernel computes, for 128 rows and 256 keys, the weights 2^(c s - u) and their sum;
- *   c = scale / ln 2, u is c times the largest score of the row, rounded up. The second computes o = sum of 2^(u - U)
- *   weights v / total; U is the largest u.
+ * Math: as attn_fwd.cu. The first kernel computes, for 128 rows and 256 keys, the weights 2^(c s - u) of the scores s
+ *   and their sum; c = scale / ln 2, u is c times the largest score of the row, rounded up. The second computes o = sum
+ *   of 2^(u - U) weights v / total; U is the largest u.
  * Shapes: as attn_fwd.cu; scratch of struct scratch_attn_fwd.
  * Needs: as attn_wgmma_512_bwd.cu.
  * Grid: as attn_wgmma_512.cuh. In the second kernel weights are A operands in registers, times 2^(u - U), which is
- *   exact. Registers 232 and 40, then 224 and 56; no spills; 209 KiB.
+ *   exact. 209 KiB.
  * Bound: in clocks per SM for a stage wgmma 1024; copies from L2 48 KiB, 48 bytes per clock, so L2 is the limit.
  * Numerics: as attn_fwd.cu; the order of sums depends on the sequence alone. Values beyond the end of a sequence are
  *   cleared, as in attn_wgmma.cuh. */
@@ -229,7 +229,7 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
         SUMS ? compute_sums(m, c) : compute_weights(m, c);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

@@ -6,8 +6,8 @@
  * Needs: sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes.
  * Grid: one block per 128 keys of a sequence and kv head (attn_wgmma_keys.cuh: order of blocks, of the sums of dq). Two
  *   warpgroups compute weights, dk and dv of 64 keys each; k is an A operand in registers. They pass ds through shared
- *   memory to a third, which computes dq. The fourth has a warp that loads and three threads that add to dq_sum. 128
- *   registers at launch, then 208, 208, 72 and 24; third and fourth spill a few registers. Shared memory: 180 KiB.
+ *   memory to a third, which computes dq. The fourth has a warp that loads and three threads that add to dq_sum. Shared
+ *   memory: 180 KiB.
  * Bound: instruction issue, in clocks per SM for 64 rows by 128 keys: 2092 on an H200, in which a scheduler issues 360
  *   instructions of each of two warps of dk and dv; wgmma 1280, 2^x 512, shared memory 1500. Bytes: as attn_bwd.cu, and
  *   for these rows and keys 16 KiB of q and dout from L2 and 16 KiB of sums to L2.
@@ -31,7 +31,7 @@ enum {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* The place of tile t in a ring of N, a power of 2, and the parity of its phase there. */
+/* The stage of tile t in a ring of N, a power of 2, and the parity of its phase there. */
 template <int N> __device__ static __forceinline__ struct stage_at place(int t)
 {
     return {(int)((uint32_t)t % N), (uint32_t)t / N % 2};
@@ -101,8 +101,8 @@ static __device__ __forceinline__ void store_sums(const struct attn_wgmma_args &
 
 /* Scores and dp are [keys, queries], so that weights and ds are in the layout of the A operand of the sums over
  * queries. While a warpgroup computes the weights of a tile, the products for its dp and for dk of the tile before run;
- * while it computes ds, those for dv and for the scores of the next tile. After the last tile its scores are computed
- * once more, unused. */
+ * while it computes ds, those for dv and for the scores of the next tile. The scores of the last tile are computed
+ * twice. */
 static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                      const struct key_block &b)
 {
@@ -258,7 +258,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         load_and_add(p, m, b);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

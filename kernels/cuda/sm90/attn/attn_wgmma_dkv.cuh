@@ -2,10 +2,9 @@
  *
  * Math, shapes, needs: as attn_wgmma_dq.cuh.
  * Grid: one block per 64 KEY_BLOCKS keys of a sequence and kv head; they stay in shared memory. The queries of all
- *   heads of the group are loaded in stages of 64 rows. Two consumer warpgroups and a producer warpgroup; 168 registers
- *   at launch, then 240 and 24; no spills. Shared memory for heads of 128, 192 and 256: 195, 219 and 210 KiB. The first
- *   keys of a sequence, which have the most queries, come first. Heads of 128 in groups of 4 and more: the blocks with
- *   the most queries of all sequences come first.
+ *   heads of the group are loaded in stages of 64 rows. Two consumer warpgroups and a producer warpgroup. Shared memory
+ *   for heads of 128, 192 and 256: 195, 219 and 210 KiB. The first keys of a sequence, which have the most queries,
+ *   come first. Heads of 128 in groups of 4 and more: the blocks with the most queries of all sequences come first.
  * Heads of 128: 128 keys, 64 per warpgroup, which keeps their dk and dv (128 registers). Wider heads: 64 keys, whose dk
  *   and dv fill the registers of both warpgroups. The first computes scores, weights and dv; the second dp, ds and dk.
  *   Weights pass from the first to the second in shared memory, as bf16, in the registers' layout.
@@ -365,8 +364,8 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
     wgmma_wait<0>();
     wgmma_use(sum[BLOCKS - 1]);
 
-    /* dv is staged over k, which only this warpgroup reads; dk over the last q, from which dv's warpgroup has computed
-     * the last weights. */
+    /* dv is rearranged in the memory of k, which only this warpgroup reads; dk in that of the last q, from which the
+     * other warpgroup has computed the last weights. */
     const int warp_row = threadIdx.x % 128 / 32 * 16;
     const float factor[2] = {IS_DK ? p.a.scale : 1.0f, IS_DK ? p.a.scale : 1.0f};
     const int64_t column = IS_DK ? (p.a.n_head + b.kv) * A : value_col(p.a, b.kv);
@@ -449,7 +448,7 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
             multiply_dkv<A, B, true>(p, m, b);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

@@ -4,14 +4,12 @@
  *   sum has a fixed order.
  * Needs: as attn_wgmma_bwd.cu, for the widths of dq_tiles.
  * Grid: persistent, one block per SM, which takes tiles of 128 rows (16 queries of a group of 8) from a queue. Two
- *   consumer warpgroups of 64 rows and a producer warpgroup; 168 registers at launch, then 240 (A 256: 238 used) and
- *   24; no spills. Queries and dout are loaded once per tile; keys and values have separate stages: a tile of values is
- *   free after one product and a tile of keys after two. Shared memory for heads of 128, 192 and 256: 225, 201 and 225
- *   KiB.
- * Schedule: the scores of a tile run behind the previous tile's product of ds and keys, and dp behind the scores; 2^x
- *   of the scores overlaps with dp. Registers hold dq, s and dp, or dq, ds and the next s, but not all four. So the
- *   tensor cores idle between products of one warpgroup, and the other warpgroup fills the gaps; the kernel for heads
- *   of 64 overlaps them within a warpgroup.
+ *   consumer warpgroups of 64 rows and a producer warpgroup. Queries and dout are loaded once per tile; keys and values
+ *   have separate stages: a tile of values is free after one product and a tile of keys after two. Shared memory for
+ *   heads of 128, 192 and 256: 225, 201 and 225 KiB.
+ * Schedule: the scores of a tile are issued behind the previous tile's product of ds and keys, and dp behind the
+ *   scores; 2^x of the scores overlaps with dp. Registers hold dq, s and dp, or dq, ds and the next s, but not all
+ *   four. So the tensor cores idle between products of one warpgroup, and the other warpgroup fills the gaps.
  * Bound, in clocks per SM for a tile of keys by 128 rows: wgmma 3072 for heads of 128, 192 and 256 (tiles of 128, 96
  *   and 64 keys), 2^x 1024, 768, 512; loads from L2 64, 60, 64 KiB, 21 bytes per clock.
  * Numerics: as attn_bwd.cu. Keys and values beyond the end of a sequence are cleared, as in attn_wgmma_bwd.cu.
@@ -264,7 +262,7 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
         multiply_dq<A, B>(p, m);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

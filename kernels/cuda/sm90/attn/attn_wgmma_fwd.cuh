@@ -16,8 +16,8 @@
  * Bound: heads of 64: the power limit of an H200; a tile of 96 keys takes 1,783 clocks, in which a scheduler issues 775
  *   instructions. Wider: wgmma, then L2, where the order of items (slot_at) decides whether it holds the tiles of many
  *   kv heads. Keys and values are read once for a group.
- * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics but for a maximum, bitwise repeatable. Values beyond the
- *   end of a sequence are cleared. */
+ * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics but for a maximum. Values beyond the end of a sequence
+ *   are cleared. */
 #ifndef MT_CUDA_ATTN_WGMMA_FWD_H
 #define MT_CUDA_ATTN_WGMMA_FWD_H
 
@@ -147,7 +147,7 @@ static __device__ __forceinline__ void online_softmax(float (&s)[N], struct soft
 /* Raises the maxima of this warp's rows until no later weight can exceed 2^GROWTH, as |q| |k| bounds the scores. Later
  * tiles then need no maximum. This loses no precision, as f32 has the same relative precision far from 1. Returns false
  * and changes nothing if all weights so far would fall below 2^-SHRINK, for NaN, and for an unknown |k|. s: weights of
- * the first tile; q: the queries; row: this thread's first row; used: whether its two rows have queries. */
+ * the first tile; row: this thread's first row; used: whether its two rows have queries. */
 template <int A, int ROWS, int N>
 static __device__ __forceinline__ bool bound_max(float (&s)[N], struct softmax *x, const char *q, int row,
                                                  const bool used[2], float key_norm, float c)
@@ -184,7 +184,6 @@ static __device__ __forceinline__ bool bound_max(float (&s)[N], struct softmax *
     return true;
 }
 
-/* Query and head of this thread's two rows. */
 struct rows {
     int query[2], head[2]; /* relative to the first query of the tile and the first head of the group */
 };
@@ -371,7 +370,7 @@ static __global__ void __launch_bounds__(fwd_sizes<A, B, KEYS>::THREADS, 1)
         attend<A, B, KEYS>(p, m);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

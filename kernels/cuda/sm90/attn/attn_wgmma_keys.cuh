@@ -38,7 +38,6 @@ struct key_block {
     int64_t first; /* row of the batch where the sequence begins */
     int len, kv, k0, last, n_tile;
 };
-/* False: no keys for this ticket. */
 __device__ static __forceinline__ bool key_block_at(struct key_block *b, const struct attn_wgmma_args &p, int ticket)
 {
     const struct slot at = slot_at(p, ticket, gridDim.x);
@@ -245,7 +244,6 @@ static __device__ __forceinline__ void put_sums(float *to, const float (&sum)[32
         }
     }
 }
-/* Adds the sums in `from`. */
 static __device__ __forceinline__ void get_sums(float (&sum)[32], float *from)
 {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;

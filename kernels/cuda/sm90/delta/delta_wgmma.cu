@@ -14,7 +14,6 @@ static CUtensorMap state_map(const bf16 *base, int64_t rows)
     return sm90_tensor_map(base, size, stride, box);
 }
 
-/* The arguments of both directions. */
 static struct delta_wgmma_args args_of(const struct scratch_delta *s, struct tensor qkv, struct tensor ba,
                                        struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
                                        const struct delta_shape *shape)

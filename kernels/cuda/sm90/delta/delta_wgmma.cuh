@@ -3,8 +3,8 @@
  *   the chunks of a sequence, forward (O, or X and states) and backward (Y and E); the gradients of all chunks.
  * Grid: the recurrence holds S^T and E^T, 64 value columns by 128, in the accumulators of one warpgroup: an operand of
  *   the next product is then an accumulator rounded to bf16, in registers, and no warp waits for another. Tiles are
- *   loaded by TMA as 64 rows of 64 columns. The last chunk of a sequence extends over its end into the next one, whose
- *   rows may hold NaN or infinity: its rows beyond the end are zeroed before a product reads them.
+ *   loaded by TMA as 64 rows of 64 columns. The last chunk of a sequence extends into the next one, whose rows may hold
+ *   NaN or infinity: these rows are zeroed in shared memory before a product reads them.
  * Shapes: scratch is addressed by token, so that its size does not depend on the sequences. The state before a chunk
  *   that is not the first of its sequence, and E there, are in slot row / 64 - 1, where row is the chunk's first row in
  *   the micro-batch: no two of these chunks have the same slot. With prefixes, segments (struct segments) replace
@@ -18,9 +18,9 @@
 #include "kernels/cuda/parts/seqs.cuh"
 #include "kernels/cuda/sm90/sm90.cuh"
 
-/* Vectors stay as they are in qkv: the norms of q and k, the gates and the decay inside a chunk are factors of rows.
- * With r the factor 1 / |k| (of q: A^-1/2 / |q|), G the sum of g in the chunk, n its last row, u = e^G,
- * D_ij = e^(G_i - G_j):
+/* The norms of q and k, the gates and the decay inside a chunk are factors of rows: vectors stay as they are in qkv.
+ * "Into" row i: k_i reads the state; "out of" it: k_i is written to the state. With r the factor 1 / |k| (of q: A^-1/2
+ * / |q|), G the sum of g in the chunk, n its last row, u = e^G, D_ij = e^(G_i - G_j):
  *
  *   L_ij = beta_i D_ij r_i r_j <k_i, k_j> for j < i;  T = (I + L)^-1 diag(beta)
  *   M_ij = D_ij r_i r_j <q_i, k_j> for j <= i
@@ -98,7 +98,6 @@ struct delta_chunk {
 /* Slots of sequence s begin at cu[s] / 64 + s: an upper bound of the chunks before it. */
 static __device__ inline struct delta_chunk delta_find_chunk(const struct delta_wgmma_args &p, int slot)
 {
-    /* the last sequence that begins at this slot or before */
     const int s = last_index(p.n_seq, [&](int i) { return p.cu[i] / DELTA_ROWS + i <= slot; });
     const int first = p.cu[s], len = p.cu[s + 1] - first, index = slot - first / DELTA_ROWS - s;
     const int row = first + index * DELTA_ROWS;

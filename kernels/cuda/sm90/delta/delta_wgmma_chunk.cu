@@ -9,8 +9,8 @@
  *   bf16 (split_pair). 53 KiB, four blocks per SM.
  * Bound: 2 T (2 * key heads * 128 + 2 N 64) + 32 T N bytes: memory bound; the inverse is 40 k multiply-adds per chunk
  *   and value head.
- * Numerics: products of bf16 are exact in f32; the inverse is f32 until T is rounded to bf16. G is summed in f32: a
- *   difference of G is off by at most 64 roundings of the largest |G| of the chunk. */
+ * Numerics: products of bf16 are exact in f32; the inverse is f32 until T is rounded to bf16. G, the running sum of g,
+ *   is f32: a difference of two is off by at most 64 roundings of the chunk's largest |G|. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 
@@ -257,7 +257,6 @@ static __device__ __forceinline__ void invert(float *l, int warp, int barrier)
     put_product(rows, acc, -1);
 }
 
-/* Stores M and T of value head n. */
 static __device__ __forceinline__ void store_matrices(const struct chunk_memory *s, const struct delta_wgmma_args &p,
                                                       const struct delta_chunk &c, int n, int slot, int thread)
 {
@@ -303,7 +302,7 @@ static __global__ void __launch_bounds__(THREADS, 4)
         store_matrices(s, p, c, n + slot, slot, thread);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

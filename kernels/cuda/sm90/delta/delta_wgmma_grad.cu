@@ -5,14 +5,13 @@
  * Grid: persistent, a block per SM, which processes a chunk and key head at a time and adds up its value heads in a
  *   fixed order. Three warpgroups: dq; the terms of dk where the row's k reads the state ("into" the row); those where
  *   its k is written to the state ("out of" the row). The third adds the terms of the second. Operands a are in
- *   registers, b in tiles that TMA loads, dO, X and Y one value head ahead. 217 KiB; 168 registers, 36 bytes of spills.
+ *   registers, b in tiles that TMA loads, dO, X and Y one value head ahead. 217 KiB.
  * The gradient of g in a row is the sum of dG from this row on. A pair of rows adds two terms to dG, which cancel in
- *   this sum unless it contains only one row of the pair. They cancel in f32 only if both have the same bits: the
- *   kernel sums the rows and the columns of the same matrix, without its diagonal, and takes no product that was
- *   rounded in between. (Computed from <q, dq> and <k, dk>, da of a head that forgets within a token has an error
- *   larger than da.)
+ *   this sum unless it contains only one row of the pair. In f32 they cancel only if they have the same bits: the
+ *   kernel sums rows and columns of one matrix, without its diagonal, and takes no product that was rounded in between.
+ *   (From <q, dq> and <k, dk>, the error of da would exceed da in a head that forgets within a token.)
  * Bound: per chunk and value head 112 KiB, per chunk and key head 32 KiB read and 32 KiB written; 17 MFLOP.
- * Numerics: f32 sums; X, Y, S, E and the decayed dots are rounded to bf16. No atomics, bitwise repeatable. */
+ * Numerics: f32 sums; X, Y, S, E and the decayed dots are rounded to bf16. No atomics. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
 
 enum {
@@ -236,7 +235,6 @@ static __device__ __forceinline__ void add_dots(float sum[2], const float (&acc)
         }
     }
 }
-/* acc += w b: b two tiles of rows. */
 static __device__ __forceinline__ void add_tiles(float (&acc)[2][32], const uint32_t (&w)[4][4], uint32_t b)
 {
     wgmma_fence();
@@ -535,7 +533,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     grad_items(p, at, m, role);
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

@@ -7,12 +7,12 @@
  *   columns of a state do not depend on each other. Where there are at most half as many blocks as SMs, a block per
  *   warpgroup, with the same bits. A warpgroup holds 64 columns of S^T, or E^T, in f32 accumulators. The operand a of
  *   every product is in registers: S^T, V^T - S^T K^T, X^T, an accumulator rounded to bf16. TMA loads the next chunks
- *   meanwhile (three stages). One block per SM; 203 to 241 registers, no spills.
+ *   meanwhile (three stages). One block per SM.
  * Bound: products that wait for each other. A chunk needs 1024 clocks of wgmma (S^T K^T 256, S^T Q^T 256, X^T 128, the
- *   state 256, X^T M^T 128), and S^T K^T, X^T and the state wait for each other, with rounding in between; measured on
- *   an H200: a chunk of a warpgroup takes an SM about 2,000 clocks if two warpgroups share it, 3,200 if one has it
- *   alone. Results of a chunk are written during the first product of the next. Moves, forward: 64 KiB per chunk and
- *   value head, keys and queries mostly from L2.
+ *   state 256, X^T M^T 128), and S^T K^T, X^T and the state follow each other, with rounding in between; on an H200 a
+ *   chunk of a warpgroup takes an SM about 2,000 clocks if two warpgroups share it, 3,200 if one has it alone. Results
+ *   of a chunk are written during the first product of the next. Moves, forward: 64 KiB per chunk and value head, keys
+ *   and queries mostly from L2.
  * Numerics: states are f32 and are rounded to bf16 for products only, as are T, M, V - (r u K) S, X and X times its
  *   factor. Every element of the result is a fixed sequence of operations that does not depend on other sequences:
  *   packed sequences have the bits of each alone; no atomics. */
@@ -177,7 +177,7 @@ static __device__ __forceinline__ void write_state(bf16 *to, const uint32_t (&a)
     }
 }
 
-/* The place in a slot of the two adjacent elements of the state that rounded[k][i] holds. */
+/* Address in a slot of the two adjacent elements of the state that rounded[k][i] holds. */
 static __device__ __forceinline__ uint32_t *state_pair(const struct delta_wgmma_args &p, const struct strip &s,
                                                        bf16 *rows, int slot, int half, int warp, int k, int i)
 {
@@ -339,7 +339,6 @@ static __device__ __forceinline__ void end_back(float (&e)[2][32], uint32_t (&eb
     delta_pack<4>(eb, e[1]);
 }
 
-/* Writes a chunk's rows of O, X or Y. */
 template <int SCAN>
 static __device__ __forceinline__ void write_chunk(const struct delta_wgmma_args &p, const struct strip &s, int row,
                                                    int column, const uint32_t (&a)[4][4], uint32_t values,
@@ -451,7 +450,7 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
     __syncthreads();
     if (s.len > 0) scan<SCAN, WARPGROUPS>(p, s, bytes, t);
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

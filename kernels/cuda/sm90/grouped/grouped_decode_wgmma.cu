@@ -9,12 +9,12 @@
  * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which share every tile of up to
  *   256 rows x 192 columns: 128 rows each, or 64. Experts with the largest tiles come first, since blocks take tiles
  *   with a fixed stride. TMA loads packed weights 4 steps ahead into 7 slots; a thread decodes three blocks of 32 in
- *   each step, its 16-byte stores have no bank conflicts. 3 stages, 211 KiB. 168 registers at launch, then 56 and 224;
- *   no spills. In the epilogue of the GLU's backward, half of the sums are in local memory, 384 bytes per thread.
+ *   each step, its 16-byte stores have no bank conflicts. 3 stages, 211 KiB. In the epilogue of the GLU's backward,
+ *   half of the sums are in local memory, 384 bytes per thread.
  * Bound: shared memory, at 128 bytes per clock: in a step of 192 rows, wgmma reads 96 KB, and decoding and TMA move 68
  *   KB. While the tensor cores are busy a scheduler issues at most 0.25 PRMT or LOP3 per clock; a step has about 225 of
  *   these. w is read once per 256 rows of its expert, 0.53 bytes a weight; rows once per 192 columns, from L2.
- * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable. */
+ * Numerics: f32 sums in one fixed order. */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/format/mxfp4_words.cuh"
@@ -36,8 +36,8 @@ enum {
 /* ---- loading ---- */
 
 /* The blocks of w that a thread decodes in each step. A stage has three parts of 64 rows of 128 bytes. A row of the
- * forward is 64 of the inner dimension of one column, a row of the backward 64 columns of one inner index. A thread has
- * one block of each part: half of row thread / 2. Weights beyond the edges of w are 0, with the scale of the last block
+ * forward is one column at 64 inner indices, a row of the backward 64 columns at one inner index. A thread has one
+ * block of each part: half of row thread / 2. Weights beyond the edges of w are 0, with the scale of the last block
  * inside. */
 struct blocks {
     const uint8_t *scale; /* of the expert */

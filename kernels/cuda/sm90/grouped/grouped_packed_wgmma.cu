@@ -9,14 +9,13 @@
  * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; fewer than 2^31 weights per expert; grouped_require; at most
  *   512 experts.
  * Grid: persistent, one block per SM: a loading thread and consumer warpgroups of 128 columns. LARGE_TILES: two of
- *   them, up to 160 rows, 5 stages and two buffers of decoded weights each, 218 KiB; 168 registers at launch, then 40
- *   and 232. SMALL_TILES: three, up to 96 rows, 4 stages, 222 KiB; 128, then 24 and 160. A thread has two adjacent
- *   columns, as rows i and i + 8 of a product, i = lane / 4, and two blocks of 32 weights in a step. 4 bytes of spills
- *   in the GLU's backward, none elsewhere.
+ *   them, up to 160 rows, 5 stages and two buffers of decoded weights each, 218 KiB. SMALL_TILES: three, up to 96 rows,
+ *   4 stages, 222 KiB. A thread has two adjacent columns, as rows i and i + 8 of a product, i = lane / 4, and two
+ *   blocks of 32 weights in a step.
  * Bound: shared memory: a step of 96 rows by 256 columns moves 141 KB in 1,100 clocks: packed weights 16 KB, rows 12,
  *   decoded weights 2 x 32, and the rows again for every 64 columns, 49. The products take 768 clocks. w is read once
  *   per 160 (96) rows of its expert, 0.53 bytes a weight; rows once per 256 (384) columns, from L2.
- * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable. */
+ * Numerics: f32 sums in one fixed order. */
 #include <string.h>
 
 #include "kernels/cuda/format/mxfp4_words.cuh"
@@ -117,9 +116,9 @@ static __device__ __forceinline__ void load_tiles(const struct packed_args &p, c
 }
 
 /* ---- decoding ----
- * In a step, a block of columns has 64 rows of 128 bytes in shared memory. A row of the forward is 64 of the inner
- * dimension of one column, a row of the backward 64 columns of one inner index. A thread has half of a row of each
- * block of its warpgroup. */
+ * In a step, a block of columns has 64 rows of 128 bytes in shared memory. A row of the forward is one column at 64
+ * inner indices, a row of the backward 64 columns at one inner index. A thread has half of a row of each block of its
+ * warpgroup. */
 
 /* The column of w that is row i = 0 .. 7 of a wgmma; row i + 8 is the next column. In the backward, four bytes of
  * packed weights are decoded in the order 0, 2, 1, 3. */
@@ -233,7 +232,6 @@ static __device__ __forceinline__ void decode_block(uint32_t to, const uint32_t 
     }
 }
 
-/* The packed weights of a step, from a stage. */
 template <bool KN>
 static __device__ __forceinline__ void load_packed(uint32_t (&c)[BLOCKS][4], uint32_t stage, const struct half_row &h)
 {
@@ -599,7 +597,7 @@ static __global__ void __launch_bounds__(S::MULTIPLIERS + LOADERS, 1)
         multiply_tiles<S, EPILOGUE, KN>(p, &tiles, ring, decoded, weight);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 

@@ -9,8 +9,7 @@
  * Needs: sm_90a; n_wide and ld_wide multiples of 8, 16-byte aligned rows.
  * Grid: (n_row / share + n_exp, slabs) blocks of 256 threads, two per SM; blocks beyond the last part return at once.
  *   Blocks run slab by slab, so that the columns of gathered rows that concurrent blocks read stay in L2. Three stages
- *   of 32 KiB, all of them loading at first, then two, by cp.async. At most 128 registers, no spills. finish_kernel: 32
- *   registers.
+ *   of 32 KiB, all of them loading at first, then two, by cp.async.
  * Bound: 2 * M * n_wide bytes, twice where g.rows is written, and 8 * M * r for each slab: memory bound.
  * Numerics: f32 sums over the columns of a slab, then over the slabs in order, rounded once; over the rows of a part,
  *   then over the parts in order. They depend only on the shapes and offs. */
@@ -96,7 +95,6 @@ static __device__ __forceinline__ void load_tile(struct loader *l, const struct 
     }
 }
 
-/* Writes the chunks that this thread has copied to g.rows. */
 static __device__ __forceinline__ void store_rows(const struct grouped_wgrad &g, int row, int end, int col,
                                                   const unsigned char *tile)
 {
@@ -131,7 +129,6 @@ template <int RT> static __device__ __forceinline__ void store_thin(unsigned cha
 {
     if (threadIdx.x < ROWS * RT / 8) transpose8<RT>(thin, threadIdx.x / (RT / 8), threadIdx.x % (RT / 8), x);
 }
-/* The factor's rows of this slab, transposed. */
 template <int RT, int COLS>
 static __device__ __forceinline__ void load_factor(const struct grouped_wgrad &g, int expert, int first,
                                                    unsigned char *to)
@@ -291,14 +288,14 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
     if (u.parts > 1 && !sum_parts(g, c, u, blockIdx.y, gridDim.y)) return;
     add_slab<RT, COLS>(g, c, u.expert, first);
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 
 /* ---- the sums of all blocks ---- */
 
 /* product[m] = product_scale * sum over the slabs; gated[m] = product[m] times the gate of row m, or absent. A thread
- * has 8 columns, from 8 (i % (RT / 8)) on, of row i / (RT / 8). sums: those of slab 0, then of the other slabs. */
+ * has 8 columns, from 8 (i % (RT / 8)) on, of row i / (RT / 8). sums: of all slabs, slab 0 first. */
 template <int RT>
 static __device__ __forceinline__ void finish_product(const struct grouped_wgrad &g, const float *sums, int n_slab,
                                                       int64_t i)
@@ -323,7 +320,7 @@ static __device__ __forceinline__ void finish_product(const struct grouped_wgrad
 }
 
 /* out += scale * sum over the parts, for one matrix with all rows. A thread has element i in the order of store_part.
- * partial: part 0; stride: elements from part to part. */
+ * partial: sums of part 0; stride: elements from part to part. */
 template <int RT>
 static __device__ __forceinline__ void finish_gradient(const struct grouped_wgrad &g, const float *partial,
                                                        int64_t stride, int n_part, int64_t i)

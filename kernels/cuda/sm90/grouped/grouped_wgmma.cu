@@ -1,15 +1,14 @@
 /* grouped_wgmma.cu - the grouped GEMM of grouped.h on Hopper: wgmma fed by TMA.
  *
- * Math: v = scale * la lb_e + a b_e + bias_e per expert, then the epilogue of grouped_epilogue.cuh. The adapter extends
- *   the depth of the same accumulators: steps of la and lb, a multiplication by scale, then steps of a and b.
- * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
+ * Math: v = scale * la lb_e + a b_e + bias_e per expert, then the epilogue of grouped_epilogue.cuh. The adapter is
+ *   summed in the same accumulators: steps of la and lb, a multiplication by scale, then steps of a and b.
+ * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 64 of the depth (inner dimension) per step.
  * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
  * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which alternate between the
  *   tiles of the block (ping-pong): while one multiplies, the other is in its epilogue. They share 5 stages of the
- *   pipeline, 212 KiB; in the GLU's backward also 18 KiB for sums, 227 KiB. 168 registers at launch, then 40 and 232;
- *   at most 8 bytes of spills.
+ *   pipeline, 212 KiB; in the GLU's backward also 18 KiB for sums, 227 KiB.
  * Bound: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
- * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
+ * Numerics: f32 sums in one fixed order.
  *
  * TMA loads b, and a when its rows are contiguous; rows of the next expert at the end of a tile are computed but not
  * stored. Gathered rows are loaded by cp.async of all 128 loading threads, into the same swizzle. Out-of-bounds

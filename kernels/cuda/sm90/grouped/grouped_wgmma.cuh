@@ -131,8 +131,8 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
 /* While a warpgroup computes the GLU's backward of a tile's first half, registers do not suffice for the sums of the
  * second. Warpgroups that take tiles in turns put the last PUT_SUMS of these into a buffer in shared memory; each
  * thread reads what it wrote. A warpgroup waits until the other has finished with the buffer. Each has a barrier: with
- * a common one, a warp could skip a phase. Warpgroups that share tiles finish at the same time and would need two
- * buffers: they keep all sums of the second half in local memory, which volatile forces. */
+ * a common one, a warp could skip a phase. Warpgroups that share tiles finish together and would need two buffers: they
+ * keep all sums of the second half in local memory, which volatile forces. */
 static __device__ __forceinline__ void put_sums(float4 *buffer, const float (&sums)[COLS / 2])
 {
 #pragma unroll
@@ -161,7 +161,6 @@ static __device__ __forceinline__ void clear(float (&sums)[COLS / 2])
     for (int i = 0; i < COLS / 2; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[i]));
 }
 
-/* What the warpgroups have in shared memory beside the stages. */
 struct extra {
     float *bias;    /* [2, 2, COLS]: two buffers for each warpgroup, used alternately. A warp may write the bias of the
                      * next tile while another warp still reads that of this tile; the barrier before the next read
@@ -313,7 +312,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
         multiply_tiles<PLAN, EPILOGUE, KN>(p, &tiles, ring, x);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 
@@ -369,7 +368,6 @@ static void launch(const struct grouped *g, const struct weight *w, bf16 *ring)
     CUDA_CHECK_LAUNCH();
 }
 
-/* Checks g; false when there is nothing to compute. */
 static bool has_tiles(const struct grouped *g)
 {
     const int64_t n_tile = (ceil_div(g->n_row, ROWS) + g->count) * ceil_div(g->n_out, COLS);
@@ -381,7 +379,6 @@ static bool has_tiles(const struct grouped *g)
     return g->n_row > 0 && g->count > 0;
 }
 
-/* Launches a plan with the kernel of g's epilogue. */
 template <typename PLAN> static void launch_epilogue(const struct grouped *g, const struct weight *w, bf16 *ring)
 {
     if (g->epilogue == GROUPED_GLU_BWD && g->glu.interleaved) {

@@ -1,15 +1,16 @@
 /* grouped_wgmma_fp8.cu - the grouped GEMM of grouped_fp8.h on Hopper: wgmma in e4m3, fed by TMA.
  *
  * Math: v = row_step * step_e * (a b_e^T) + scale * (la lb_e) + bias_e, then the epilogue of grouped_epilogue.cuh. The
- *   e4m3 products come first, and every 128 of depth are added to a second set of f32 sums: the tensor cores keep about
- *   14 bits. The adapter's bf16 product follows, in the accumulators that are free then.
+ *   e4m3 products come first; after every 128 of the depth (inner dimension) they are added to a second set of f32
+ *   sums, as the tensor cores keep about 14 bits. The adapter's bf16 product follows, in the accumulators that are free
+ *   then.
  * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 128 of depth per step; both operands K-major, which is why the
  *   backward reads the transpose of W_e.
  * Needs: sm_90a; n_in a multiple of 16, n_out and r of 8, 16-byte aligned bases, at most 512 experts per launch.
  * Grid: persistent, one block per SM: one producer thread, two consumer warpgroups of 64 rows each, 5 stages of 40 KiB.
  *   While one warpgroup adds its sums, the other multiplies.
  * Bound: a once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
- * Numerics: products exact, f32 sums in one fixed order, no atomics: bitwise repeatable. */
+ * Numerics: products exact, f32 sums in one fixed order. */
 #include <string.h>
 
 #include "kernels/cuda/parts/grouped_fp8.h"
@@ -224,7 +225,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_fp8_wgmma_kernel(co
         multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, bias);
     }
 #else
-    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
+    __trap();
 #endif
 }
 
