@@ -12,7 +12,7 @@ struct chat_talk {
     struct chat_message *messages; /* [n] of user and assistant by turns */
     int64_t n, cap;
     char *file;                /* of the last save; NULL: none */
-    int64_t file_at, file_end; /* bytes of its row */
+    int64_t file_at, file_end; /* its row in the file: bytes [file_at, file_end) */
 };
 /* The texts are copied; NUL-terminated UTF-8. */
 void chat_talk_add(struct chat_talk *t, const char *role, const char *content, const char *reasoning);

@@ -10,7 +10,7 @@ struct question {
     char *reference; /* text of the answer in the row, without reasoning; NULL: none */
     int64_t reference_size;
     bool opened; /* the prompt ends with <think> */
-    void *owner; /* of the callbacks */
+    void *owner; /* for the callbacks */
     /* results */
     struct eval_row score;
     struct text_buf line; /* lines for --output: the samples of the question, in the order in which they ended */

@@ -1,5 +1,4 @@
-/* bench_routing.c - sets which tokens of a benchmark go to which experts: a table per layer replaces the choice of the
- * router.
+/* bench_routing.c - see bench_routing.h. A table per layer replaces the choice of the router.
  *
  * Loads depend on the place of an expert in a random order of the layer's experts: all equal (balanced), 1 / place
  * (zipf), equal for the first top_k and 0 for others (one), or those of a run. Rows are numbered expert after expert;

@@ -171,8 +171,8 @@ static void add_input_scale(struct merge *m, const char *weight, const struct pr
 }
 
 /* The layout of a matrix that the export stores as codes: that of the publisher, of MXFP4 stacks, or of the format of
- * the export. NULL: the matrix is in bf16. *as_read: if the source has this layout, its codes are copied, because
- * quantising its values again would round them again. */
+ * the export. NULL: the matrix is in bf16. *as_read: the source has this layout, and its codes are copied, because
+ * quantising its values would round them again. */
 static const struct stored_layout *layout_of(const struct merge *m, const char *name, const struct proj *p,
                                              const struct made *how, bool stacked, bool *as_read)
 {

@@ -1,9 +1,8 @@
 /* verify.c - compares trainer and export as models over held-out rows.
  *
  * Seven models run together: the base model; the trained model with the whole adapter, with its attention part, with
- * its experts part; the export with the same three. For each layer the weights are loaded, all seven hidden states are
- * computed, and the weights are freed. One layer is in memory at a time, or two if the export has separate weights. All
- * models run on the CPU in f32, the reference; equal adapters give equal bits.
+ * its experts part; the export with the same three. One layer is in memory at a time, or two if the export has separate
+ * weights. All models run on the CPU in f32, the reference; equal adapters give equal bits.
  *
  * Allowed, in nats per token (KL of the trainer's distribution from the export's), for the whole and for each part:
  *   adapter formats  largest KL 1e-6, and every value must be the trained one
@@ -47,7 +46,7 @@ struct kl {
 
 struct stream {
     struct export *x;
-    const struct cpu_adapter *read; /* adapter formats */
+    const struct cpu_adapter *read; /* of adapter formats, else NULL */
     struct merged *merged;          /* of the other formats, else NULL */
     struct weights_source from[2];  /* the base model, the export */
     struct base_hash hash;          /* of the base model */

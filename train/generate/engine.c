@@ -53,7 +53,7 @@ struct engine {
     struct kept kept;
     int64_t mark; /* of the work arena */
     struct request *first, *last;
-    int64_t n_request;       /* ever */
+    int64_t n_request;       /* so far */
     struct live *live;       /* [n_seq] */
     int64_t n_live, n_taken; /* n_taken: sequences of the cache in use, also by prompts */
     int adapter, n_adapter;  /* adapter: of the last pass */

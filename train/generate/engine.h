@@ -3,9 +3,9 @@
  * A request is a prompt and n samples of it, which share the cache of the prompt. engine_step makes one forward pass:
  * over the first tokens of prompts, or over the next token of every sequence and the next chunk of long prompts. A
  * sample begins when there is room for all tokens that it may have (max_tokens). So a sample that has begun always
- * finishes, and no token is computed twice. Requests begin in their order, with three exceptions: the user (struct
- * sample_group) with the fewest sequences is first, the last sequences are for short requests of users that have none,
- * and some later requests begin before one for which there is no room.
+ * finishes. Requests begin in their order, with three exceptions: the user (struct sample_group) with the fewest
+ * sequences is first, the last sequences are for short requests of users that have none, and some later requests begin
+ * before one for which there is no room.
  *
  * Sequences with different adapters, and those with the base model, decode in one pass: up to LORA_SET adapters.
  * Adapters with DoRA, and all adapters with expert parallelism or fake quantisation, take turns, pass by pass. Prompts

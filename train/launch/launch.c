@@ -190,8 +190,8 @@ static void signal_all(int number)
 }
 
 /* The first signal asks the ranks to save and stop. The terminal may have sent it to the ranks too, so the parent
- * forwards SIGUSR1, which may come twice. The second signal ends the ranks. SIGHUP is not counted, because a closing
- * terminal sends it more than once. */
+ * forwards SIGUSR1. The second signal ends the ranks. SIGHUP is not counted, because a closing terminal sends it more
+ * than once. */
 static void forward_signal(int number)
 {
     children.asked = 1;

@@ -29,7 +29,7 @@ struct models {
     struct engine *engine; /* set before models_take */
     struct slot *slots;    /* [n_slot] */
     int64_t n_slot, n_use;
-    struct slot *wanted; /* of an adapter that must end, since a request waits for its slot; NULL: none */
+    struct slot *wanted; /* a request waits for this slot, so no new request may use its adapter; NULL: none */
 };
 
 /* Adds the base model, the adapters of words (DIR or NAME=DIR), then the adapters below `folder`. */

@@ -11,8 +11,8 @@ struct step_counts {
 };
 void step_counts_add(struct step_counts *n, const struct batch *b);
 
-/* The two answers of a pair share the rows of a prompt (data/prefix.h) of at least this many tokens. 0: they share
- * none, because a mixer cannot do it or the auxiliary loss must count the prompt for each answer. */
+/* The two answers of a pair share the rows of their prompt (data/prefix.h) if it has at least this many tokens. 0:
+ * never, because a mixer cannot do it or the auxiliary loss must count the prompt for each answer. */
 int64_t micro_batch_shares(const struct model *m);
 /* Calls loader_next and adds its documents to the counts. shares: that of micro_batch_shares, or 0. */
 void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, int64_t shares, struct step_counts *n);

@@ -28,8 +28,8 @@ struct machine {
 
 /* The machine that a plan is for. Its rates were measured on an H100 and an H200 (machine.c). CPUs, Hopper GPUs and
  * GPUs that gpu_table.c does not know get them unchanged. For other GPUs the rates of ops and links are multiplied by
- * the ratio of that GPU's published rates to those of an H200. With several ranks this ratio is the smallest of all
- * ranks, so every rank of `all` must call the function. */
+ * the ratio of that GPU's published rates to those of an H200. The ratio is the smallest of all ranks, so every rank of
+ * `all` must call the function. */
 struct machine machine_of(const struct device *dev, struct comm *all);
 
 #endif

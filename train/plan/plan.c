@@ -10,7 +10,7 @@
 #include "train/plan/plan_advice.h"
 #include "train/plan/plan_choice.h"
 
-enum { WAITS = 10 }; /* seconds, at most, for their end */
+enum { WAITS = 10 }; /* seconds to wait, at most, until other processes end */
 
 /* The budget without train.memory_gb: the free memory that a plan may use, or with --gpu 90 or 99 % of that GPU's
  * memory. */
@@ -46,7 +46,7 @@ static int choose(struct plan *p, const struct plan_request *q, struct err *err)
     p->host_room = q->room.host < INT64_MAX ? q->room.host * q->par->all->local_world : INT64_MAX;
     p->host_rest = q->cfg->train.offload == CFG_OFFLOAD_AUTO && p->memory.host > q->room.host / 2;
     if (q->cfg->train.offload == CFG_OFFLOAD_AUTO && !p->host_rest)
-        p->host_free *= 2; /* it takes half of what is free */
+        p->host_free *= 2; /* the plan takes at most half of what is free */
     return 0;
 }
 

@@ -34,7 +34,7 @@ struct search {
     int64_t least_host; /* if h.least: the least host memory among the places whose peak is at most the budget */
     struct item *items[ORDERS]; /* the same items in two orders: by time per byte; group FFN first */
     int64_t n_item;
-    int64_t decode_bytes; /* of a layer */
+    int64_t decode_bytes; /* that decoding a layer adds */
     double
         decode_ms;  /* time that decoding a layer once saves; negative: fake quantisation reads packed experts faster */
     double full_ms; /* of a micro-batch that recomputes all */
@@ -427,9 +427,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
         const struct peaks peaks = peaks_of(s, load);
         if (peaks.none <= s->budget) s->least_host = MT_MIN(s->least_host, s->probe.dev.host.peak);
-        if (peaks.none >= least.none && peaks.all >= least.all)
-            continue; /* decoding fewer experts at a time saves no
-                         memory */
+        if (peaks.none >= least.none && peaks.all >= least.all) continue; /* decoding fewer experts saves no memory */
         least = peaks;
         for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !ends; j++) {
             all = try_logits(s, load, j, best);

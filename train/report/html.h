@@ -1,5 +1,5 @@
-/* html.h - head, style and heading of a self-contained page without scripts. Its CSS classes are cards, three, wide and
- * narrow (the screen width decides which of the two is visible), table, facts, sample, key, sub. */
+/* html.h - head, style and heading of a page without scripts. Its CSS classes are cards, three, wide and narrow (the
+ * screen width decides which of the two is visible), table, facts, sample, key, sub. */
 #ifndef MT_HTML_H
 #define MT_HTML_H
 

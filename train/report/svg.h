@@ -32,7 +32,7 @@ void svg_plot(FILE *out, const struct svg_plot *p);
 
 /* A cell's opacity is its value / the largest value. The right column shows maximum / mean of each row. */
 struct svg_heat {
-    const char *row_label, *col_label, *value_label; /* each of one */
+    const char *row_label, *col_label, *value_label; /* singular: for one row, one column, one value */
     bool counted;                                    /* values are counts: the label of several has an s */
     int width;                                       /* of the view box */
     const double *v;                                 /* [rows, cols] >= 0 */

@@ -90,7 +90,7 @@ static void write_lines(struct program *p)
     while (p->child.in >= 0 && p->sent < p->to.size) {
         const ssize_t n = child_write(&p->child, p->to.text + p->sent, (size_t)(p->to.size - p->sent));
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno != EAGAIN) child_close(&p->child.in); /* it may still write */
+        if (n < 0 && errno != EAGAIN) child_close(&p->child.in); /* the program may still write its output */
         if (n < 0) return;
         p->sent += n;
     }
@@ -118,7 +118,7 @@ static void read_said(struct program *p)
 {
     char buf[BUFFER];
     ssize_t n;
-    for (int k = 0; k < READS && (n = read_some(&p->child.err, buf)) > 0; k++) /* it may write without an end */
+    for (int k = 0; k < READS && (n = read_some(&p->child.err, buf)) > 0; k++) /* the program may write without end */
         for (ssize_t i = 0; i < n; i++) {
             if (buf[i] != '\n') text_put_bytes(&p->said, buf + i, 1);
             if (buf[i] == '\n' || p->said.size == SAID) log_said(p);

@@ -253,7 +253,7 @@ static int wait_for_all(struct rewards *r, bool (*stop)(void), struct err *err)
         }
         if (!any) return 0;
         if (stop && stop()) return 1;
-        poll(fds, (nfds_t)n, judges ? 5 : 50); /* also the time of a timeout; a signal is for the caller */
+        poll(fds, (nfds_t)n, judges ? 5 : 50); /* short, to notice timeouts; a signal is for the caller */
         progress();
     }
 }

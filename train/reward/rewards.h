@@ -49,8 +49,7 @@ struct reward_results {
 };
 /* Waits for all rewards of the step, at most reward.timeout_s. If a command ends or is late, its missing rewards are
  * null, and it is started again, with a warning. Returns -1 for the third failure of a command in a row or an answer of
- * another form, and 1 if stop() was true during the wait. After both only rewards_close may be called. stop may be
- * NULL. */
+ * another form, 1 if stop() (may be NULL) was true. After both only rewards_close may be called. */
 int rewards_collect(struct rewards *r, struct reward_results *out, bool (*stop)(void), struct err *err) MT_CHECK;
 
 #endif

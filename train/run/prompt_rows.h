@@ -19,9 +19,9 @@ struct prompt_rows {
     uint64_t hash;
 };
 
-/* Reads rows {prompt | messages, other keys} from files of the forms of data files. columns, as data.columns: renames
- * keys to prompt or messages, or makes messages of user and system. Error: there are bad rows. Rows whose prompt has
- * more than most_tok tokens are left out and counted. */
+/* Reads rows {prompt | messages, other keys} from files as data.train may name. columns, as data.columns: renames keys
+ * to prompt or messages, or makes messages of user and system. Error: there are bad rows. Rows whose prompt has more
+ * than most_tok tokens are left out and counted. */
 int prompt_rows_load(struct prompt_rows *p, const struct run *r, const char *files, const char *columns,
                      int64_t most_tok, struct err *err) MT_CHECK;
 /* Makes a data set in which document i is the prompt of row i; it gives the order of prompts, the epochs and the

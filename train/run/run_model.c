@@ -11,8 +11,8 @@
 #include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
-/* Sets the path of the packed weights: in the model's directory, where all runs find them, or in output.dir if that
- * directory is read-only. There is a file per quantisation and per rank of an expert-parallel group. */
+/* Sets the path of the packed weights: in the model's directory, or in output.dir if that is read-only. There is a file
+ * per quantisation and per rank of an expert-parallel group. */
 static int find_packed(struct run *r, const struct quantize *q, struct err *err)
 {
     char beside[MT_PATH];

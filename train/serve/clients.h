@@ -1,9 +1,9 @@
 /* clients.h - connections, and for how long each may keep the server waiting.
  *
  * A connection has a deadline while the server waits for its client: for a request, for a body, or for the client to
- * read. A thread closes connections after their deadline, even if the client is sending bytes. While there are more
- * than `most` connections, the connection that has been without a request for longest is closed. Any thread may call
- * all functions. */
+ * read. A thread closes connections after their deadline, even while bytes arrive. While there are more than `most`
+ * connections, the connection that has been without a request for longest is closed. Any thread may call all
+ * functions. */
 #ifndef MT_SERVE_CLIENTS_H
 #define MT_SERVE_CLIENTS_H
 

@@ -6,8 +6,7 @@
 
 /* Takes a few hundred tokens of b around its first document boundary: up to three documents or parts of them. Runs one
  * forward pass on these documents packed, and one on each document separately, with positions from 0. `packed` and
- * `alone` are means over all tokens except the first of each document. The passes fit the memory plan of r and change
- * nothing that training reads. */
+ * `alone` are means over all tokens except the first of each document. The passes fit the memory plan of r. */
 struct packing_check {
     int64_t n_seq, n_tok; /* n_seq 1: b has no document boundary, and nothing was run */
     double packed, alone;

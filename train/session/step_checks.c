@@ -1,5 +1,5 @@
 /* step_checks.c - see step_checks.h. Before the first update the learning rate cannot be the cause of a loss that is
- * not finite, so the advice differs. */
+ * not finite, so the message then has other advice. */
 #include "train/session/step_checks.h"
 
 #include <math.h>

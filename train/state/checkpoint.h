@@ -46,9 +46,8 @@ struct checkpoint_generation {
 /* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (as peft_save), optimizer.safetensors (masters, m, v),
  * state.json with the options of `cfg` that are not CONFIG_FREE and the values of `arch` (NULL: none), and a manifest
  * with size and CRC-32 of these files; the model card and best/ are not in it. generation (NULL: none) is
- * generation.safetensors. The directory is written under a temporary name, synced and renamed. Then deletes all but the
- * newest `keep` checkpoints (0: keeps all), and warns if that fails. Rank 0 writes; the other ranks call it to send
- * their parts. */
+ * generation.safetensors. Then deletes all but the newest `keep` checkpoints (0: keeps all), and warns if that fails.
+ * Rank 0 writes; the other ranks call it to send their parts. */
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const struct config *cfg, const struct arch *arch, const char *base_model, const char *card,
                     const struct checkpoint_generation *generation, int64_t keep, struct err *err) MT_CHECK;

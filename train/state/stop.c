@@ -19,7 +19,7 @@ static void on_signal(int number)
     if (first && line_size && write(STDERR_FILENO, line, line_size) < 0) line_size = 0;
     if (number != SIGUSR1 || !asked) asked = number; /* SIGUSR1: from the process that started the ranks */
     /* A second SIGINT or SIGTERM ends the process; files on disk stay valid. A closing terminal sends SIGHUP more than
-     * once, and a closed pipe sends SIGPIPE for each line; these signals do not interrupt the save. */
+     * once, and a closed pipe SIGPIPE for each line; these do not interrupt the save. */
     if (number == SIGHUP || number == SIGPIPE) signal(number, SIG_IGN);
     if (number == SIGINT || number == SIGTERM) signal(number, SIG_DFL);
     errno = error;

@@ -1,5 +1,5 @@
 /* presets.c - a row per architecture with the values of its published config.json. The rows named tiny are not
- * published models: they have every feature of their family at a size that a laptop can train. */
+ * published: they have every feature of their family at a size that a laptop can train. */
 #include "train/synth/presets.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* inspect.c - see inspect.h.
  *
- * In a file a packed weight is several tensors (model/stored/stored.h). inspect prints one row per weight with its
- * logical shape; the bytes of scales and other helper tensors count as bytes of their weight. */
+ * In a file a packed weight is several tensors (model/stored/stored.h). inspect prints one row per weight, with its
+ * unpacked shape and the bytes of all its tensors. */
 #include "train/tools/inspect.h"
 
 #include <ctype.h>
