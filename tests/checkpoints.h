@@ -37,12 +37,12 @@ struct linear_form {
     enum weight_format format; /* WF_F32, WF_BF16, WF_NF4, WF_FP4, WF_NVFP4 */
     int64_t block;
     bool nested;         /* NVFP4: the tensors of compressed-tensors, not of ModelOpt */
-    enum fp8_scales fp8; /* FP8 instead of `format`; scales in the enum's order: one, [out], [out, 1], [blocks, blocks],
-                            weight_scale_inv */
+    enum fp8_scales fp8; /* FP8 instead of `format`, with scales: one, [out], [out, 1], [blocks, blocks], or such blocks
+                            named weight_scale_inv */
     bool int4;           /* with format WF_BF16: INT4 of compressed-tensors, random codes in groups of 32 columns */
     enum dtype storage;  /* dtype of the tensor of nibbles; DT_NONE: U8 */
-    bool decoded;        /* values rounded as in the format, but stored as F32, for comparison with the packed weight;
-                            FP8 with format WF_BF16: rounded to BF16 */
+    bool decoded;        /* stores the values to which `format` or `fp8` rounds x, in F32, for comparison with the
+                            packed weight; with fp8 and format WF_BF16 rounded to BF16 */
 };
 /* Every layout that files have for one matrix; the list ends with WF_NONE. */
 extern const struct linear_form linear_forms[];

@@ -57,17 +57,16 @@ struct op_outputs {
 };
 typedef void op_case_fn(struct device *dev, const void *params, struct op_outputs *outputs);
 
-/* Checks that every test of an op makes: all outputs are finite; f32 is within bound of f64; 1, 2 and 3 threads give
- * the same bits; a dry run gives the same peak of the work arena as a real run. */
+/* For every test of an op; fails unless all outputs are finite; f32 is within bound of f64; 1, 2 and 3 threads give the
+ * same bits; a dry run gives the same peak of the work arena as a real run. */
 void op_check_case(op_case_fn *run, const void *params, double bound);
 
 /* Skips the test with a reason on a machine without a GPU or in a build without CUDA. */
 void op_check_need_gpu(void);
-/* Checks that every test of an op makes on the GPU, with the portable kernels and, on Hopper, with its own kernels.
- * Inputs are exact in bf16. Each output is finite and, against F64, has at most twice the error of the CPU in bf16 plus
- * one rounding (2^-8, that of bf16). Integers are equal; a second run, on fewer multiprocessors, gives the same bits;
- * guards are unchanged; the work arena's peak equals that of a dry run, and nothing is written beyond it. Scratch
- * starts as NaN. */
+/* The same for the GPU, with the portable kernels and, on Hopper, the Hopper kernels. Inputs are exact in bf16, scratch
+ * starts as NaN. Fails unless each output is finite and, against F64, has at most twice the error of the CPU in bf16
+ * plus one rounding of bf16 (2^-8); integers are equal; a second run, on fewer multiprocessors, gives the same bits;
+ * guards are unchanged; the work arena's peak equals that of a dry run, and nothing is written beyond it. */
 enum { OP_GPU_WORK = 3 << 29 };
 void op_check_cuda(op_case_fn *run, const void *params);
 

@@ -13,8 +13,8 @@ struct weight_packing {
     int64_t block;
     bool nested;
 };
-/* Packs n dense values as one row; planes that the format lacks may be NULL. NVFP4: *absmax receives scale2. Returns
- * how many values are not finite. */
+/* Packs n dense values as one row; arrays that the format lacks may be NULL. With NVFP4 *absmax receives the global
+ * scale. Returns how many values are not finite. */
 int64_t packed_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
                       enum weight_format dense, int64_t n, int n_threads);
 /* The values of make_random, encoded in that format; valid until op_check_end. */

@@ -12,8 +12,8 @@ struct said {
 };
 extern struct said said;
 
-/* fork() whose child is killed when the test process ends. A child that lives on would hold the pipe to which the tests
- * print, and whoever reads it to the end would wait forever. */
+/* fork() whose child is killed when the test process ends: a surviving child would keep the pipe to which the tests
+ * print open, and the pipe's reader would wait forever. */
 pid_t process_fork(void);
 
 /* Starts moetrain with these arguments (NULL at the end); its output goes to DIR/stdout and DIR/stderr. */

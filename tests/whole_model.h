@@ -10,8 +10,8 @@
  * the forward pass takes them. Unless grad is NULL, *grad receives the gradient of all parameters in the device layout.
  */
 double whole_model_loss(struct model *m, const struct model_batch *b, double *grad);
-/* The same for two documents of 5 and 7 tokens, in which every token except each document's last is labelled. The batch
- * has the tokens first .. last-1: one document or both. */
+/* The same for tokens first .. last-1 (one document or both) of two documents of 5 and 7 tokens, in which every token
+ * except each document's last is labelled. */
 enum { WHOLE_FIRST = 5, WHOLE_TOKENS = 12 };
 double whole_model_part_loss(struct model *m, int32_t first, int32_t last, double *grad);
 double whole_model_loss_of_12(struct model *m, double *grad); /* of both */

@@ -1,5 +1,5 @@
-/* test_chat_rows.c - what a row says is in its text, or the row is refused; names and forms of other programs; keys
- * that switch loss. */
+/* test_chat_rows.c - rows of conversations: all that a row says is in the rendered text, or the row is refused; names
+ * and forms of other programs; keys that switch loss. */
 #include "tests/rows.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* test_durable.c - what a command has written is on the disk before it has its final name, and the name is on the disk
- * before the command ends: the functions of libc that this file replaces in the test program watch every rename. */
+/* test_durable.c - files are synced to disk before they get their final name, and directories before the command ends.
+ * This file replaces functions of libc in the test program to watch every rename. */
 #define _GNU_SOURCE /* nftw */
 #include "tests/test.h"
 

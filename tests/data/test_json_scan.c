@@ -1,5 +1,5 @@
-/* test_json_scan.c - values of a JSON text that are extracted and read item by item: the result equals jansson's, or
- * both refuse the text. */
+/* test_json_scan.c - json_scan extracts values of a JSON text and reads their items one by one: the result equals that
+ * of jansson, or both refuse the text. */
 #include "tests/test.h"
 
 #include <stdio.h>

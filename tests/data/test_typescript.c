@@ -1,5 +1,5 @@
-/* test_typescript.c - the tools of Kimi-K2.5 and K2.6 as TypeScript, for templates that read `tools_ts_str`. The
- * expected texts are written by hand. */
+/* test_typescript.c - tool definitions as TypeScript, which the chat templates of Kimi-K2.5 and K2.6 read from
+ * `tools_ts_str`. The expected texts are written by hand. */
 #include "tests/test.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* cublaslt.c - the calls of cuBLASLt that kernels/cuda/core/gemm.cu makes, built as libcublasLt.so.MAJOR. A product is
- * eight sums in f32, of every eighth k. Matrices are column-major. */
+/* cublaslt.c - the calls of cuBLASLt that kernels/cuda/core/gemm.cu makes, built as libcublasLt.so.MAJOR. An element of
+ * a product is the total of eight f32 sums, each over every eighth term. Matrices are column-major. */
 #include <cublasLt.h>
 #include <stdbool.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* test_export_quant.c - merged checkpoints after quantisation-aware training have the bits that training read; other
- * runs get a warning, or the nearest codes. */
+/* test_export_quant.c - merged checkpoints after quantisation-aware training have the bits that training read; for runs
+ * with other settings export warns, or stores the nearest codes. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* test_export_stacks.c - merged exports of families whose experts transformers reads from one tensor only: the shape of
- * the stacks, also where the source has a tensor for each expert, and single experts in quantised formats. Also
- * exports that rounding changes more than the adapter does. */
+/* test_export_stacks.c - merged exports of families whose experts transformers reads only from one stacked tensor: its
+ * shape, also where the source has a tensor for each expert; single experts in quantised formats; exports that rounding
+ * changes more than the adapter does. */
 #include "tests/test.h"
 
 #include <stdio.h>

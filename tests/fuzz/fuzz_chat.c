@@ -1,5 +1,5 @@
 /* fuzz_chat.c - renders a row of a data set as a conversation, with gpt-oss's template and DeepSeek's rules. The result
- * is either text with ordered spans or an error. Run it from the repository's root. */
+ * is an error, or a text and ascending spans of it that carry loss. Run it from the repository's root. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* fuzz_jinja.c - fuzzes the Jinja engine: renders the input as a chat template with a conversation. Rendering must end
- * within its work limit, with text and ordered spans, or with an error that names a line. */
+ * within its work limit, with a text and ascending spans of it that carry loss, or with an error that names a line. */
 #include <string.h>
 
 #include "data/chat/jinja/jinja.h"

@@ -1,5 +1,5 @@
 /* fuzz_tables.c - fuzzes the readers of data files that are not JSON: parquet and Arrow by their content, CSV, TSV and
- * texts by a name that the first byte selects. Accepted rows must be JSON as far as quotes and brackets go. */
+ * texts by a name that the first byte selects. Quotes and brackets of accepted rows must match as in JSON. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

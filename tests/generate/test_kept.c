@@ -1,6 +1,6 @@
-/* test_kept.c - sequences that stay in the engine's cache: later turns compute their new tokens alone, and have the
- * tokens, log-probabilities and experts of an engine that keeps nothing; parts of sequences; too little room; other
- * adapters; cancelled requests. */
+/* test_kept.c - sequences that stay in the engine's cache between turns: later turns compute only their new tokens,
+ * with the tokens, log-probabilities and experts of an engine that keeps nothing; requests that match a part of a
+ * sequence; too little memory; other adapters; cancelled requests. */
 #include <string.h>
 
 #include "tests/test.h"

@@ -1,5 +1,6 @@
-/* test_fp8.c - FP8 products of experts (train.expert_dtype = fp8): rows of e4m3 against a table, which experts are
- * exact and their codes, the ops against quantised inputs, the GPU against the CPU, whole runs and `check`. */
+/* test_fp8.c - FP8 products of experts (train.expert_dtype = fp8): conversion of rows to e4m3 against a table; which
+ * experts e4m3 holds exactly, and their codes; the ops against quantised inputs; the GPU against the CPU; whole runs
+ * and `check`. */
 #include "tests/expert_layer.h"
 #include "tests/process.h"
 

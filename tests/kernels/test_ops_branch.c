@@ -1,6 +1,6 @@
-/* test_ops_branch.c - ops with a state, where sequences continue the first rows of another one (struct seqs): compares
- * convolutions, the gated delta rule and Mamba-2 with whole sequences side by side and with finite differences, the GPU
- * with the CPU; segments. */
+/* test_ops_branch.c - convolution, gated delta rule and Mamba-2 where sequences continue the first rows of another one
+ * (struct seqs): the CPU against whole sequences and finite differences, the GPU against the CPU; kernels/segments.h.
+ */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
-/* test_ops_experts.c - adapters on the experts, and many experts: only experts that have rows are decoded; idle experts
- * have no gradient; adapters that add nothing change no bit; 64, 128 and 256 experts. On the CPU and on the GPU. */
+/* test_ops_experts.c - adapters on the experts, and many experts: only experts with tokens are decoded; experts without
+ * tokens have no gradient; adapters with B = 0 or scale 0 change no bit of the output; 64, 128 and 256 experts. On the
+ * CPU and on the GPU. */
 #include "kernels/choice.h"
 #include "tests/expert_layer.h"
 

@@ -1,5 +1,5 @@
-/* test_ops_mamba.c - Mamba-2: compares the chunked form with the recurrence, gradients with finite differences, packed
- * with separate sequences, sequences in pieces with whole ones, the gated norm with its definition, the GPU with the
+/* test_ops_mamba.c - Mamba-2: the chunked form against the recurrence, gradients against finite differences, packed
+ * against separate sequences, several passes against one, the gated norm against its definition, the GPU against the
  * CPU. */
 #include "tests/test.h"
 

@@ -1,5 +1,5 @@
-/* test_ops_mla.c - the packed q | k | v of latent attention, and its decoding without them: compares the CPU backend
- * with their definitions and finite differences, the GPU with the CPU. */
+/* test_ops_mla.c - latent attention: the packed q | k | v, and decoding from latents, which needs no k and v. Compares
+ * the CPU backend with definitions and finite differences, the GPU with the CPU. */
 #include "tests/test.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* test_ops_norm.c - rmsnorm and the norm of queries and keys. The CPU backend is compared with plain loops and finite
- * differences, F32 with F64, 1 to 3 threads with each other, dry runs with real ones; places of bf16 rounding; the GPU
- * with the CPU. */
+/* test_ops_norm.c - rmsnorm and the norm of queries and keys. The CPU backend against plain loops and finite
+ * differences, F32 against F64, 1 to 3 threads, dry runs against real ones; where bf16 rounds; the GPU against the CPU.
+ */
 #include "tests/test.h"
 
 #include <math.h>

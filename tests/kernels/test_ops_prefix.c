@@ -1,5 +1,5 @@
-/* test_ops_prefix.c - sequences that continue the first rows of another one (struct seqs): compares attention with that
- * of whole sequences side by side and with finite differences, the GPU with the CPU; the noise of NEFTune. */
+/* test_ops_prefix.c - attention where sequences continue the first rows of another one (struct seqs): the CPU against
+ * whole sequences and finite differences, the GPU against the CPU; NEFTune's noise. */
 #include <math.h>
 #include <string.h>
 

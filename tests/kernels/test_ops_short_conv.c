@@ -1,5 +1,5 @@
 /* test_ops_short_conv.c - the gated short convolution: its definition, gradients against finite differences, packed
- * sequences, decoding in pieces, the GPU against the CPU. */
+ * sequences, decoding in several passes, the GPU against the CPU. */
 #include <math.h>
 #include <string.h>
 

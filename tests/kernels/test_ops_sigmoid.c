@@ -1,5 +1,5 @@
 /* test_ops_sigmoid.c - sigmoid routers against their definition: choice with a bias, in groups or by the token's id,
- * gates, gradient; the activation of dense networks with a gate per token; the sum of two tensors. */
+ * gates, gradient; dense networks with a gate per token; the op that adds two tensors. */
 #include "tests/op_check.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* test_rendezvous.c - other programs connect while ranks meet. They receive no data and cannot end or delay the start;
- * the key of another run does not work. */
+/* test_rendezvous.c - other programs connect while the ranks of a run connect to each other: they receive no data and
+ * cannot end or delay the start; the key of another run is refused. */
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* test_arch_values.c - every value of config.json that changes the model changes a value of arch_values.c, in every
- * family, and no other value does. */
+/* test_arch_values.c - in every family a key of config.json changes the values of arch_values.c, which a resumed run
+ * compares, if and only if it changes the model. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>

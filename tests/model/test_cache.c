@@ -1,6 +1,5 @@
 /* test_cache.c - decoding with a cache gives the logits of a forward pass over all tokens: sequences of several lengths
- * side by side, token by token after their prompts and in chunks of several sizes, windows that pass the pages of their
- * ring; bytes, errors. */
+ * in one batch, token by token and in chunks, also beyond an attention window whose pages are reused; bytes, errors. */
 #include "tests/op_check.h"
 
 #include <stdio.h>

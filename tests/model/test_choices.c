@@ -1,6 +1,6 @@
-/* test_choices.c - recorded and given choices of experts, for the router of every family: a pass with the recorded
- * choice has the loss and the gradient of the pass that chose, bit for bit; with others, those of a dense computation.
- */
+/* test_choices.c - forward passes that take the experts of each token from a list instead of the router, in every
+ * family. With the list that the router's own pass recorded, loss and gradient have its bits; with another list they
+ * equal a dense computation. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* test_deepseek_v4.c - what surrounds DeepSeek-V4's network: its configuration as transformers writes it and as
- * published, the names of its tensors, its packed experts, FP8 matrices and table of experts by token id. */
+/* test_deepseek_v4.c - DeepSeek-V4: config.json as published and as transformers writes it, names of tensors, packed
+ * experts, FP8 matrices, the table of experts by token id. */
 #include "tests/process.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* test_dispatch.c - expert-parallel runs (parallel.ep) on the CPU give the same training and files as one process, and
- * resume with any layout; ranks without a row, ranks whose receive buffer is too small. */
+/* test_dispatch.c - expert-parallel runs (parallel.ep) on the CPU train like one process, write the same files, and
+ * resume with any number of ranks; ranks without tokens, ranks whose receive buffer is too small. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

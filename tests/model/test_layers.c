@@ -1,4 +1,4 @@
-/* test_layers.c - what layers of one model may differ in, beyond the families of today: gradients against finite
+/* test_layers.c - models whose layers differ in ways that no supported family has: gradients against finite
  * differences, recomputation, packed documents. */
 #include "tests/test.h"
 

@@ -1,5 +1,5 @@
-/* test_lora_init.c - lora.init: both halves of the ranks cancel, A and B have the definition of PiSSA and OLoRA for
- * each matrix and expert, runs continue with the same bytes, and the frozen half stays as it is. */
+/* test_lora_init.c - lora.init: A and B of every matrix and expert follow the definitions of PiSSA and OLoRA; the
+ * frozen copy cancels them at the start and never changes; runs continue with the same bytes. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* test_lora_routing.c - lora.r_by = routing: which expert gets how many ranks, the budget, ranks that stay zero through
- * every optimizer, continued runs, expert parallel, errors. */
+/* test_lora_routing.c - lora.r_by = routing, which gives ranks to the experts with the most tokens: ranks of each
+ * expert, the budget, unused ranks that stay zero with every optimizer, continued runs, expert parallel, errors. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

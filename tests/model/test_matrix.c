@@ -1,6 +1,6 @@
-/* test_matrix.c - what every family can do: runs of each with recomputation, threads, ranks, resumed, packed while it
- * loads, with quantisation-aware training, as a student and teacher, and the commands that read a run. Families with
- * mixers or networks that others lack also train with KTO, and with several documents in a sequence. */
+/* test_matrix.c - whole runs of every family: recomputation, threads, ranks, resume, packing of weights at load,
+ * quantisation-aware training, distillation as student and as teacher, commands that read a run. Families with mixers
+ * or networks that others lack also train with KTO, and with several documents in a sequence. */
 #include "tests/test.h"
 
 #include <dirent.h>

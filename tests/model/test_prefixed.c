@@ -1,5 +1,5 @@
-/* test_prefixed.c - answers that share the rows of their prompt: losses and gradients of whole models against those of
- * whole documents side by side; which models allow it. */
+/* test_prefixed.c - answers to one prompt whose tokens are computed once (data/prefix.h): loss and gradient of whole
+ * models equal those of separate documents with their own copy of the prompt; which models allow this. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* test_qat.c - quantisation-aware training: the matrices that products read, straight-through gradients, the largest
- * magnitudes; the GPU's matrices against the CPU's, bit by bit; whole runs. */
+/* test_qat.c - quantisation-aware training: the quantised matrices that products read, on the CPU and bit for bit on
+ * the GPU; straight-through gradients; amax; whole runs. */
 #include "tests/packed.h"
 #include "tests/process.h"
 

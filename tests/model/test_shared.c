@@ -1,5 +1,5 @@
-/* test_shared.c - models with shared experts, sigmoid routers and partial RoPE as wholes: the gradient, with a gate per
- * token and without; their adapters and those of dense layers in PEFT's files; exports; tensors of multi-token
+/* test_shared.c - whole models with shared experts, sigmoid routers and partial RoPE: gradients, with and without a
+ * gate per token; adapters of shared experts and dense layers in PEFT's files; exports; tensors of multi-token
  * prediction. test_parity.c compares with transformers. */
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* test_online.c - a generation batch: the same rows for the same seed, after interruptions at any pass, and whatever
- * the engine's size; dynamic sampling; files. */
+/* test_online.c - the sampled rows of one generation of online RL: the same after interruptions at any pass, and for
+ * any number of sequences at once; dynamic sampling; files. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

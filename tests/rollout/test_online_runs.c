@@ -1,5 +1,5 @@
 /* test_online_runs.c - whole runs of online RL: the same bytes after any number of kills and for any number of ranks;
- * what the log says; offline steps from the recorded rows; refused settings. */
+ * the log; offline steps from the recorded rows; refused settings. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* test_policy.c - training runs of online RL over recorded rollouts: a step does not depend on how it is divided into
- * micro-batches and ranks, runs continue within a generation, rows without a gradient, rows of generate, refusals. */
+/* test_policy.c - training runs over recorded rollouts: any division of a step into micro-batches and ranks gives the
+ * same result; runs continue within a generation; rows without a gradient; rows of `generate`; refusals. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

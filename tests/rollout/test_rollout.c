@@ -1,5 +1,5 @@
-/* test_rollout.c - sampling inside a training run: with the adapters as the last step left them, in the memory of the
- * plan; single samples of a prompt by their number. */
+/* test_rollout.c - sampling inside a training run: with the adapters of the last step, in the planned memory; samples
+ * of a prompt that are requested one by one equal those of one request. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* test_serve_message.c - answers as messages: reasoning and tool calls of each form, whole, and cut at every byte,
- * where each part must only grow. */
+/* test_serve_message.c - answers as messages: reasoning and tool calls in each form, whole and as a stream cut at every
+ * byte, whose parts must only grow. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* test_configs.c - every file of configs/: `plan` on a checkpoint of the published configuration whose file has a
- * header and no data; training, evaluation, generation and every export of the family with its tiny model. */
+/* test_configs.c - every file of configs/: `plan` for the published sizes, on a checkpoint whose file has a header but
+ * no data; training, evaluation, generation and every export with a tiny model of the family. */
 #include "tests/process.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* test_plan_bytes.c - the bytes of a plan against formulas from the published sizes of two models, part by part. The
- * formulas know nothing of the model's code: what a layer saves follows from the comments of model/acts.h. */
+ * formulas are independent of the model's code: what a layer saves follows from the comments of model/acts.h. */
 #include <stdio.h>
 #include <string.h>
 

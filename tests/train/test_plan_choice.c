@@ -1,6 +1,6 @@
-/* test_plan_choice.c - the ranks of a run make one choice of the plan, that of the rank with the least free memory; the
- * time that decoding inside the products takes; logits that share memory with activations; host memory; a GPU that
- * other processes use; missing tensors. */
+/* test_plan_choice.c - the ranks of a run take one plan, that of the rank with the least free memory; the time of
+ * decoding inside products; logits that share memory with activations; host memory; a GPU that other processes use;
+ * missing tensors. */
 #include <math.h>
 #include <netinet/in.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* test_trained_base.c - an adapter file records the base model that it was trained on: a merge with another is refused,
- * a run does not continue with it, and other uses are a warning; the same in another place or other files passes. */
+/* test_trained_base.c - an adapter file records the base model that it was trained on. With other weights merging and
+ * continuing a run are refused, other uses warn; the same weights in another folder or other files are accepted. */
 #include <stdio.h>
 #include <string.h>
 
