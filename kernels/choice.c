@@ -29,6 +29,14 @@ static const struct rule {
 };
 enum { PREFERRED_ROWS = 192 }; /* per expert */
 
+/* With dev->batch_invariant kernels are chosen for these numbers of rows. Of a dense product: the most sequences that
+ * are sampled at once. Per expert: those of GROUPED_PACKED_160, whose tiles of every size give the same bits. */
+enum { INVARIANT_ROWS = 512, INVARIANT_OF_EXPERT = 144 };
+
+static bool is_invariant(const struct device *dev) { return dev->steady_rows && dev->batch_invariant; }
+
+int64_t choice_rows(const struct device *dev, int64_t n_row) { return is_invariant(dev) ? INVARIANT_ROWS : n_row; }
+
 static bool reads(enum grouped_way way, enum weight_format format)
 {
     for (int i = 0; i < MT_LEN(rules); i++)
@@ -59,7 +67,7 @@ enum grouped_way choice_grouped_of(const struct device *dev, const struct proj *
 {
     const struct grouped_query q = {.arch = dev->ops->arch(),
                                     .w = &experts->w,
-                                    .n_row = n_row,
+                                    .n_row = is_invariant(dev) ? INVARIANT_OF_EXPERT * experts->w.n_exp : n_row,
                                     .plain = !experts->quant.format.bits && !experts->in.format.bits &&
                                              !experts->fp8.step.ndim,
                                     .together = !dev->expert_group && !dev->collectives};
@@ -104,7 +112,8 @@ bool choice_few_rows(const struct device *dev, const struct proj *proj, int64_t 
     for (int s = 0; lora->r && w->n_exp == 1 && s < lora->n_seg; s++)
         parts =
             parts && lora->seg_first[s] % FEW_COLS == 0 && (lora->seg_cols[s] % FEW_COLS == 0 || s + 1 == lora->n_seg);
-    return dev->steady_rows && dev->ops->arch && plain && parts && few_takes(w) && n_row <= few_most(dev, proj, n_row);
+    return dev->steady_rows && !is_invariant(dev) && dev->ops->arch && plain && parts && few_takes(w) &&
+           n_row <= few_most(dev, proj, n_row);
 }
 
 double choice_packed_share(double rows) { return rows > PREFERRED_ROWS ? 0.11 * (1 - PREFERRED_ROWS / rows) : 0; }

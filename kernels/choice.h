@@ -46,6 +46,9 @@ bool choice_grouped_fits(enum grouped_way way, const struct weight *w);
 
 /* The kernel for n_row rows of these experts on a device with CUDA kernels. */
 enum grouped_way choice_grouped_of(const struct device *dev, const struct proj *experts, int64_t n_row);
+/* The number of rows for which the kernel of a dense forward product is chosen: n_row, or a constant with
+ * dev->batch_invariant. */
+int64_t choice_rows(const struct device *dev, int64_t n_row);
 /* Whether products read packed experts, without a decoded copy in memory. */
 static inline bool grouped_is_packed(enum grouped_way way) { return way >= GROUPED_PACKED_96 && way <= GROUPED_DECODE; }
 bool choice_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
@@ -55,7 +58,7 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
  * rows per expert, 7 % at 512 (gpt-oss-20b on an H200, tests/notebook/decode.md). */
 double choice_packed_share(double rows);
 /* Whether cuda_few_rows, which reads w once in its format, computes the forward product of n_row rows: only in passes
- * that sample text (dev->steady_rows), if n_row is small, for experts on average. */
+ * that sample text (dev->steady_rows) without dev->batch_invariant, if n_row is small, for experts on average. */
 enum { FEW_COLS = 16, FEW_DEPTH = 32 }; /* sizes of its tiles: output columns; depth */
 bool choice_few_rows(const struct device *dev, const struct proj *proj, int64_t n_row);
 /* Whether the device has kernels of FP8 products. Other devices round the rows in the same way and multiply in bf16 or

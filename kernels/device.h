@@ -81,6 +81,9 @@ struct device {
     /* Set in passes that sample text: on a CPU the bits of a token do not depend on the other tokens of the pass; on a
      * GPU this holds for rows of products where choice_few_rows is true. */
     bool steady_rows;
+    /* In passes with steady_rows: on a GPU too, the bits of a token do not depend on the other tokens of the pass.
+     * Kernels are then chosen for a fixed number of rows, so products of few rows are slower. */
+    bool batch_invariant;
     bool collectives;          /* they may run beside kernels, so blocks of a launch must not wait for each other */
     int n_ticket;              /* tickets in use (device_tickets) */
     double flops;              /* FLOPs of all ops so far, counted by the wrappers */

@@ -82,6 +82,15 @@ static void devices_ask_the_table(void **state)
         assert_int_equal(choice_grouped_of(&dev, &quantised, rows[i].n_row), GROUPED_FIRST);
         assert_int_equal(choice_grouped_of(&dev, &inputs, rows[i].n_row), GROUPED_FIRST);
     }
+    dev.batch_invariant = dev.steady_rows = true;
+    dev.expert_group = 0;
+    for (int i = 0; i < MT_LEN(rows); i++) { /* the number of rows decides nothing */
+        const struct proj p = {.w = *rows[i].w};
+        assert_int_equal(choice_grouped_of(&dev, &p, rows[i].n_row), choice_grouped_of(&dev, &p, 1));
+        assert_false(choice_few_rows(&dev, &p, 1));
+        assert_int_equal(choice_rows(&dev, rows[i].n_row), choice_rows(&dev, 1));
+    }
+    dev.batch_invariant = dev.steady_rows = false;
     assert_true(choice_fp8_products(&dev) && !choice_fp8_products(&none));
     assert_int_equal(choice_logit_bytes(&dev, 201088, 0), 2);
     assert_int_equal(choice_logit_bytes(&dev, 201087, 0), 4);

@@ -205,7 +205,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 152);
+    assert_int_equal(n_keys, 153);
     check_round_trip(&all);
 }
 

@@ -8,6 +8,7 @@
 
 #include "data/file/file.h"
 #include "data/json/json.h"
+#include "tests/op_check.h"
 #include "tests/process.h"
 #include "train/generate/later_rows.h"
 
@@ -522,6 +523,43 @@ static void check_sampler_bf16(void **state)
     assert_says(said.out, " %)\n  verdict: ok");
 }
 
+/* Answers `rows` on a GPU; returns the output, owned by the caller. */
+static char *answers_on(const char *config, const char *device, const char *of_rows)
+{
+    write_rows(of_rows);
+    if (RUN("generate", config, "--base", "--input", in, "--output", out, "--tokens", "24", "--temperature", "1",
+            "--set", "generate.batch_invariant=true", "--set", device))
+        fail_msg("%s", said.err);
+    process_read(out, text, sizeof(text));
+    return mem_strdup(text);
+}
+
+/* With generate.batch_invariant a GPU answers a row alone with the bytes that it has among other rows. */
+static void rows_alone_on_the_gpu(void **state)
+{
+    (void)state;
+    static const char *const devices[] = {"train.device=cuda", "train.device=cuda-portable"};
+    static const char *const models[] = {"parity/case_b", "parity/olmoe", "parity/glm4_lite", "parity/gemma4",
+                                         "parity/minimax_m2"};
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(models) * MT_LEN(devices); i++) {
+        char more[MT_PATH + 32], all[1 << 13];
+        snprintf(more, sizeof(more), "[model]\npath = %s\n", fixture(models[i / MT_LEN(devices)]));
+        const char *config = process_config(more), *device = devices[i % MT_LEN(devices)];
+        int n = 0;
+        for (int k = 0; k < 40; k++)
+            n +=
+                snprintf(all + n, sizeof(all) - (size_t)n, "{\"prompt\": \"%.*s\", \"seed\": %d, \"max_tokens\": %d}\n",
+                         1 + 7 * k % 30, "The cat sat down on the old mat", k, k < 3 ? 24 : 1 + k % 24);
+        char *together = answers_on(config, device, all);
+        *strchr(all, '\n') = 0;
+        char *alone = answers_on(config, device, strcat(all, "\n"));
+        assert_memory_equal(together, alone, strlen(alone));
+        mem_free(together);
+        mem_free(alone);
+    }
+}
+
 int test_generate_rows(void)
 {
     const struct CMUnitTest tests[] = {
@@ -533,6 +571,7 @@ int test_generate_rows(void)
         cmocka_unit_test(keeps_later_rows),
         cmocka_unit_test(check_sampler),
         cmocka_unit_test(check_sampler_bf16),
+        cmocka_unit_test(rows_alone_on_the_gpu),
         cmocka_unit_test(continues_the_same_alone),
         cmocka_unit_test(lists_bad_rows),
         cmocka_unit_test(prompts_of_messages),

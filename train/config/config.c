@@ -185,6 +185,7 @@ static const struct option options[] = {
     ROW(environment, seconds, NEXT, "0", "[0, 1e6]", "after these a completion begins no turn; 0: no limit"),
     ROW(environment, timeout_s, FREE, "60", "(0, 1e6]", "seconds for a reply, after which the command is restarted"),
     ROW(generate, memory_gb, FREE, "0", "[0, 1e6]", "limit of the KV cache in GiB; 0: free memory"),
+    ROW(generate, batch_invariant, FREE, "false", YES_NO, "on a GPU: the bits of a text depend on no other text"),
     ROW(output, dir, FREE, "out", "directory", "directory for all files of a run"),
     ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
     ROW(output, keep, FREE, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),

@@ -192,6 +192,7 @@ struct config {
     } environment;
     struct {
         double memory_gb;
+        bool batch_invariant;
     } generate;
     struct {
         char dir[MT_PATH];

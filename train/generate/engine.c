@@ -101,6 +101,7 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
     const int64_t n = opt->n_seq;
     e->run = r;
     e->opt = *opt;
+    r->dev.batch_invariant = opt->batch_invariant;
     e->mark = arena_mark(&r->dev.work);
     e->n_adapter = ENGINE_LOADED;
     e->stats.kept_share = 1;
@@ -140,16 +141,17 @@ static struct engine_options planned(const struct run *r)
                                    .chunk = s->chunk,
                                    .cache_tok = r->cache_tok,
                                    .routing = s->routing,
-                                   .keeps = s->keeps};
+                                   .keeps = s->keeps,
+                                   .batch_invariant = r->cfg->generate.batch_invariant};
 }
 
 struct engine *engine_open_planned(struct run *r, struct err *err)
 {
     const struct engine_options opt = planned(r);
-    if (r->dev.ops->own_memory && opt.n_seq > 1)
+    if (r->dev.ops->own_memory && opt.n_seq > 1 && !opt.batch_invariant)
         log_info(
             "on a GPU products choose kernels by the number of rows: texts may differ from those of one sequence at "
-            "a time where two tokens are nearly equally likely");
+            "a time where two tokens are nearly equally likely; generate.batch_invariant = true prevents it");
     return engine_open(r, &opt, err);
 }
 
@@ -157,6 +159,7 @@ struct engine *engine_open_training(struct run *r, bool apart, struct err *err)
 {
     struct engine_options opt = planned(r);
     opt.apart = apart;
+    opt.batch_invariant = true; /* so that a run does not depend on the number of ranks */
     return engine_open(r, &opt, err);
 }
 

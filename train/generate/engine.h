@@ -12,8 +12,9 @@
  * begin in passes of one adapter.
  *
  * A sample depends on the model, its request and its number alone, not on other requests: its random numbers are a
- * function of seed, position and number (struct sample_row), and on the CPU the bits of its logits do not depend on
- * other rows of a pass. On a GPU the logits may depend on them, because products choose kernels by the number of rows.
+ * function of seed, position and number (struct sample_row), and on the CPU, and on a GPU with batch_invariant, the
+ * bits of its logits do not depend on other rows of a pass. On a GPU without batch_invariant they may depend on them,
+ * because products choose kernels by the number of rows.
  *
  * One thread calls all functions; callbacks run inside engine_step and may call engine_add and engine_cancel.
  *
@@ -27,14 +28,15 @@
 
 /* Sizes of an engine; run_open_model has planned memory for them (struct plan_generation). */
 struct engine_options {
-    int64_t n_seq;     /* sequences at once */
-    int64_t max_len;   /* tokens of the longest sequence, prompt and answer */
-    int64_t n_tok;     /* most tokens of a pass, thus also of a prompt's first chunk; at least n_seq */
-    int64_t chunk;     /* tokens of a longer prompt in each later pass */
-    int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
-    bool routing;      /* requests may ask for the experts of their tokens */
-    bool keeps;        /* sequences stay in the cache for requests that begin with their tokens (kept.h) */
-    bool apart;        /* each expert-parallel group of ranks has separate requests */
+    int64_t n_seq;        /* sequences at once */
+    int64_t max_len;      /* tokens of the longest sequence, prompt and answer */
+    int64_t n_tok;        /* most tokens of a pass, thus also of a prompt's first chunk; at least n_seq */
+    int64_t chunk;        /* tokens of a longer prompt in each later pass */
+    int64_t cache_tok;    /* tokens of all sequences that the cache has room for, at least max_len */
+    bool routing;         /* requests may ask for the experts of their tokens */
+    bool keeps;           /* sequences stay in the cache for requests that begin with their tokens (kept.h) */
+    bool batch_invariant; /* on a GPU: the bits of a token do not depend on the other sequences of a pass */
+    bool apart;           /* each expert-parallel group of ranks has separate requests */
 };
 
 /* Sizes, for run.generation: n_seq sequences whose prompts have at most `longest` tokens each, and prompt_tok tokens

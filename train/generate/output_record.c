@@ -86,10 +86,19 @@ static int put_weights(struct json_out *o, struct run *run, struct err *err)
 
 static void put_keys(struct json_out *o, const struct config *cfg)
 {
-    static const char *const keys[] = {
-        "model.quantize", "model.quantize_attention", "data.chat_template", "data.chat_kwargs", "data.chat_date",
-        "quant.weights",  "quant.activations",        "quant.narrow",       "quant.mode",       "quant.targets",
-        "quant.amax",     "train.expert_dtype"};
+    static const char *const keys[] = {"model.quantize",
+                                       "model.quantize_attention",
+                                       "data.chat_template",
+                                       "data.chat_kwargs",
+                                       "data.chat_date",
+                                       "quant.weights",
+                                       "quant.activations",
+                                       "quant.narrow",
+                                       "quant.mode",
+                                       "quant.targets",
+                                       "quant.amax",
+                                       "train.expert_dtype",
+                                       "generate.batch_invariant"};
     struct config_value v;
     for (int64_t i = 0; config_value(cfg, i, &v); i++)
         if (str_in(v.name, keys, MT_LEN(keys))) json_out_str(o, v.name, v.text);

@@ -289,7 +289,8 @@ static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct te
 
 /* ---- on Hopper: one product, with the adapter in its accumulators; false: the kernel does not take it */
 
-static bool fused_product(struct dense *d, struct tensor out, struct tensor a, struct tensor dense)
+static bool fused_product(const struct device *dev, struct dense *d, struct tensor out, struct tensor a,
+                          struct tensor dense)
 {
     d->n_row = out.shape[0];
     d->n_out = out.shape[1];
@@ -299,14 +300,14 @@ static bool fused_product(struct dense *d, struct tensor out, struct tensor a, s
     d->b = bf16_ptr(dense);
     d->out = bf16_ptr(out);
     d->ld_out = out.ld;
-    if (!choice_fused_dense(cuda.arch, d->n_row, d->n_out) || !cuda_dense_takes(d)) return false;
+    if (!choice_fused_dense(cuda.arch, choice_rows(dev, d->n_row), d->n_out) || !cuda_dense_takes(d)) return false;
     cuda_dense_wgmma(d);
     return true;
 }
 
 /* y = x W^T + bias + adapter + res */
-static bool fused_fwd(struct tensor y, struct tensor xa, struct tensor x, struct tensor dense, struct tensor bias,
-                      struct tensor res, const struct lora *lora)
+static bool fused_fwd(const struct device *dev, struct tensor y, struct tensor xa, struct tensor x, struct tensor dense,
+                      struct tensor bias, struct tensor res, const struct lora *lora)
 {
     struct dense d = {};
     int64_t row = 0;
@@ -317,12 +318,12 @@ static bool fused_fwd(struct tensor y, struct tensor xa, struct tensor x, struct
         const int64_t first = lora->seg_first[s];
         d.part[s] = {(int)first, (int)(first + lora->seg_cols[s]), (int)(s * lora->r), (int)row, lora->scale[s]};
     }
-    return fused_product(&d, y, x, dense);
+    return fused_product(dev, &d, y, x, dense);
 }
 
 /* dx = dy W + dxa A */
-static bool fused_bwd(struct tensor dx, struct tensor dy, struct tensor dxa, struct tensor dense,
-                      const struct lora *lora)
+static bool fused_bwd(const struct device *dev, struct tensor dx, struct tensor dy, struct tensor dxa,
+                      struct tensor dense, const struct lora *lora)
 {
     struct dense d = {};
     if (!lora->r || lora->dropout > 0) return false;
@@ -333,17 +334,17 @@ static bool fused_bwd(struct tensor dx, struct tensor dy, struct tensor dxa, str
     d.lb = bf16_ptr(lora->a);
     d.n_part = 1;
     d.part[0] = {0, (int)dx.shape[1], 0, 0, 1};
-    return fused_product(&d, dx, dy, dense);
+    return fused_product(dev, &d, dx, dy, dense);
 }
 
 /* ---- ops */
 
-static void product_and_addend(struct tensor y, struct tensor xa, struct tensor x, struct tensor dense,
-                               struct tensor bias, struct tensor res, const struct lora *added)
+static void product_and_addend(const struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
+                               struct tensor dense, struct tensor bias, struct tensor res, const struct lora *added)
 {
     const bool small = added->r || bias.ndim, last = small && res.ndim, first = !last && (small || res.ndim);
     if (first) write_addend(y, false, xa, bias, res, added);
-    cuda_gemm(y, x, false, dense, true, 1, first);
+    cuda_gemm_rows(dev, y, x, dense, 1, first);
     if (last) write_addend(y, true, xa, bias, res, added);
 }
 
@@ -388,16 +389,16 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
     if (s.kept.data != x.data) drop(s.kept, x, lora);
     const bool fusable = added->r || res.ndim;
     if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
-    if (lora->r) cuda_gemm(xa, s.kept, false, lora->a, true, keep_factor(lora), 0);
-    if (!fusable || !fused_fwd(y, xa, x, s.dense, bias, res, added))
-        product_and_addend(y, xa, x, s.dense, bias, res, added);
+    if (lora->r) cuda_gemm_rows(dev, xa, s.kept, lora->a, keep_factor(lora), 0);
+    if (!fusable || !fused_fwd(dev, y, xa, x, s.dense, bias, res, added))
+        product_and_addend(dev, y, xa, x, s.dense, bias, res, added);
 }
 
 /* dx = dy W + drop(dxa A) */
-static void input_gradient(struct tensor dx, struct tensor dy, struct tensor dxa, struct tensor dense,
-                           const struct lora *lora)
+static void input_gradient(const struct device *dev, struct tensor dx, struct tensor dy, struct tensor dxa,
+                           struct tensor dense, const struct lora *lora)
 {
-    if (fused_bwd(dx, dy, dxa, dense, lora)) return;
+    if (fused_bwd(dev, dx, dy, dxa, dense, lora)) return;
     if (lora->r) cuda_gemm(dx, dxa, false, lora->a, false, keep_factor(lora), 0);
     if (lora->r && lora->dropout > 0) drop(dx, dx, lora);
     cuda_gemm(dx, dy, false, dense, false, 1, lora->r > 0);
@@ -455,7 +456,7 @@ extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, struct ten
     if (s.kept.data != x.data) drop(s.kept, x, lora);
     want_aligned("dx", dx), want_aligned("x", x);
     if (lora->r && !one_pass(s.dxa, dy, xa, proj, s.partial)) two_passes(s.dxa, dy, xa, proj);
-    if (dx.ndim) input_gradient(dx, dy, s.dxa, s.dense, added_adapter(lora));
+    if (dx.ndim) input_gradient(dev, dx, dy, s.dxa, s.dense, added_adapter(lora));
     if (lora->r) cuda_gemm(proj->grad.a, s.dxa, true, s.kept, false, keep_factor(lora), 1);
 }
 
@@ -477,8 +478,8 @@ extern "C" void cuda_group_linear_fwd(struct device *dev, struct tensor y, struc
 {
     const struct tensor all = all_matrices(dev, w);
     for (int64_t g = 0; g < w->n_exp; g++)
-        cuda_gemm(tensor_cols(y, g * w->n_out, w->n_out), tensor_cols(x, g * w->n_in, w->n_in), false,
-                  tensor_rows(all, g * w->n_out, w->n_out), true, 1, 0);
+        cuda_gemm_rows(dev, tensor_cols(y, g * w->n_out, w->n_out), tensor_cols(x, g * w->n_in, w->n_in),
+                       tensor_rows(all, g * w->n_out, w->n_out), 1, 0);
 }
 
 extern "C" void cuda_group_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, const struct weight *w)

@@ -154,12 +154,13 @@ struct chunk {
 
 /* The chunk with logits instead of exponentials. Returns dlogits, which are in the first half of every row of
  * logits. */
-static struct tensor loss_from_logits(const struct chunk *c, struct tensor w, float cap, float scale, bool gradient)
+static struct tensor loss_from_logits(const struct device *dev, const struct chunk *c, struct tensor w, float cap,
+                                      float scale, bool gradient)
 {
     const int64_t n = c->rows.shape[0], n_vocab = w.shape[0];
     struct tensor dlogits = tensor_2d(c->logits.data, DT_BF16, n, n_vocab);
     dlogits.ld = 2 * c->logits.ld;
-    cuda_gemm(tensor_cols(c->logits, 0, n_vocab), c->part, false, w, true, 1, 0);
+    cuda_gemm_rows(dev, tensor_cols(c->logits, 0, n_vocab), c->part, w, 1, 0);
     cap_logits(tensor_cols(c->logits, 0, n_vocab), cap);
     loss_kernel<<<grid_x(n), THREADS, 0, cuda.stream>>>(f32_ptr(c->nll), i32_ptr(c->hit), f32_ptr(c->logits),
                                                         c->logits.ld, (int)n_vocab, i32_ptr(c->ids), scale,
@@ -202,8 +203,8 @@ static void gradient_of_hidden(struct tensor part, struct tensor dlogits, struct
         cuda_gemm(part, dlogits, false, w, false, 1, 0);
 }
 
-static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor x, struct tensor w, float cap,
-                          float scale)
+static void loss_of_chunk(const struct device *dev, const struct chunk *c, struct tensor dx, struct tensor x,
+                          struct tensor w, float cap, float scale)
 {
     const int64_t n = c->rows.shape[0];
     const int32_t *row = i32_ptr(c->rows);
@@ -212,7 +213,7 @@ static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor
     if (c->tile_sums)
         loss_from_exponentials(c, w, scale, dx.ndim > 0);
     else
-        dlogits = loss_from_logits(c, w, cap, scale, dx.ndim > 0);
+        dlogits = loss_from_logits(dev, c, w, cap, scale, dx.ndim > 0);
     if (!dx.ndim) return;
     gradient_of_hidden(c->part, dlogits, w);
     move_rows(dx, row, c->part, NULL, n);
@@ -234,6 +235,6 @@ extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct ten
         c.nll = tensor_rows(nll, first, n), c.hit = tensor_rows(hit, first, n);
         c.rows = tensor_rows(rows, first, n), c.ids = tensor_rows(ids, first, n);
         c.part = tensor_rows(s.part, 0, n), c.logits = tensor_rows(s.logits, 0, n);
-        loss_of_chunk(&c, dx, x, s.dense, cap, scale);
+        loss_of_chunk(dev, &c, dx, x, s.dense, cap, scale);
     }
 }

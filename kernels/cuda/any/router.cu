@@ -243,12 +243,13 @@ static void require_router(struct tensor x, const struct weight *w)
 }
 
 /* logits = x W^T + bias */
-static void product(struct tensor logits, struct tensor x, const struct weight *w, const float *bias)
+static void product(const struct device *dev, struct tensor logits, struct tensor x, const struct weight *w,
+                    const float *bias)
 {
     const bool plain = weight_is_bf16(w);
     if (plain && !bias && w->n_out >= MANY) {
         const struct tensor matrix = tensor_2d((void *)(uintptr_t)w->data, DT_BF16, w->n_out, w->n_in);
-        cuda_gemm(logits, x, false, matrix, true, 1, 0);
+        cuda_gemm_rows(dev, logits, x, matrix, 1, 0);
         return;
     }
     plain ? cuda_router_logits(logits, x, w, bias) : cuda_router_logits_tile(logits, x, w, bias);
@@ -267,7 +268,7 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
         cuda_token_gate_fwd(r, logits, x, w, router);
         return;
     }
-    product(logits, x, w, is_sigmoid ? NULL : of_expert);
+    product(dev, logits, x, w, is_sigmoid ? NULL : of_expert);
     struct choice_job job = {i32_ptr(r->idx), f32_ptr(r->gate), f32_ptr(logits),      of_expert, r->gate.ld, logits.ld,
                              n_tok,           (int)w->n_out,    (int)r->idx.shape[1], *router};
     job.router.floor = router_floor(router);

@@ -295,7 +295,7 @@ extern "C" void cuda_head_logits(struct device *dev, struct tensor logits, struc
     const struct tensor dense = scratch_matrices(dev, w, false);
     arena_release(&dev->work, mark);
     cuda_fill_matrices(dense, w);
-    if (x.shape[0]) cuda_gemm(logits, x, false, dense, true, 1, 0);
+    if (x.shape[0]) cuda_gemm_rows(dev, logits, x, dense, 1, 0);
     cap_logits(logits, cap);
 }
 

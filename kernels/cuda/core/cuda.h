@@ -151,6 +151,10 @@ void cuda_gemm_open(void); /* creates the handle and workspace; the GPU must be 
 /* c = alpha op(a) op(b) + beta c, row-major; op transposes when ta, tb. a, b bf16; c bf16 or f32; any ld. Sizes may
  * be 0. f32 accumulation; bitwise repeatable. */
 void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta);
+/* c = alpha a b^T + beta c, of a forward pass: with dev->batch_invariant the bits of a row do not depend on the number
+ * of rows. */
+void cuda_gemm_rows(const struct device *dev, struct tensor c, struct tensor a, struct tensor b, float alpha,
+                    float beta);
 /* Member of struct ops: a product with cuBLASLt's Ampere kernels, whose rate on Hopper is the roof of the portable
  * kernels. All calls have the same shape. */
 bool cuda_portable_product(struct tensor y, struct tensor x, struct tensor w);

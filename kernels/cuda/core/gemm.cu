@@ -182,7 +182,9 @@ static void product_of_nothing(struct tensor c, float beta)
                                      cuda.stream));
 }
 
-void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta)
+/* As cuda_gemm; the algorithm is that of `rows` rows, or for rows 0 that of c's rounded up. */
+static void product_by(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta,
+                       int64_t rows)
 {
     const int64_t k = a.shape[ta ? 0 : 1];
     MT_REQUIRE(c.ndim == 2 && a.ndim == 2 && b.ndim == 2 && a.shape[ta ? 1 : 0] == c.shape[0] &&
@@ -202,12 +204,24 @@ void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool 
         c.shape[0], c.shape[1], k, a.ld, b.ld, c.ld, ta, tb, c.dtype == DT_F32, (int32_t)(places & (~places + 1))};
     struct product p;
     describe(&p, &s);
-    const struct shape choices[] = {round_rows(s), s}; /* the second if the first one's algorithm does not support s */
+    struct shape choices[] = {round_rows(s), s}; /* the second if the first one's algorithm does not support s */
     cublasStatus_t rc = CUBLAS_STATUS_NOT_SUPPORTED;
-    for (int i = 0; i < 2 && (rc == CUBLAS_STATUS_NOT_SUPPORTED || rc == CUBLAS_STATUS_INVALID_VALUE); i++)
+    if (rows) choices[0].m = rows;
+    for (int i = 0; i < (rows ? 1 : 2) && (rc == CUBLAS_STATUS_NOT_SUPPORTED || rc == CUBLAS_STATUS_INVALID_VALUE); i++)
         rc = lt.Matmul(lt.handle, &p.desc, &alpha, b.data, &p.a, a.data, &p.b, &beta, c.data, &p.c, c.data, &p.c,
                        algorithm_of(&choices[i]), lt.workspace, WORKSPACE, cuda.stream);
     CUBLAS_CHECK(rc);
+}
+
+void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta)
+{
+    product_by(c, a, ta, b, tb, alpha, beta, 0);
+}
+
+void cuda_gemm_rows(const struct device *dev, struct tensor c, struct tensor a, struct tensor b, float alpha,
+                    float beta)
+{
+    product_by(c, a, false, b, true, alpha, beta, choice_rows(dev, 0));
 }
 
 /* ---- products without wgmma ---- */
