@@ -4,10 +4,10 @@
     python3 tests/turns.py BUILD_DIR sanitized|plain N
     python3 tests/turns.py sanitizer N
 
-N is the number of commits. It prints the tests as a regular expression of `ctest -R`, then the others, by name. The
-longest tests, most of them in the emulator, run at every sixth commit. Every other test runs at each commit: at two of
-three commits a fifth of the groups with AddressSanitizer and UBSan, the others without, and the fifth changes with
-N. At each third commit ThreadSanitizer is in turn; the second form says which: address or thread."""
+N is the number of commits. The first form prints the tests that run, as a regular expression of `ctest -R`, and the
+names of the others. The longest tests, most of them in the emulator, run at every sixth commit, all others at each: at
+two of three commits a fifth of the groups, another one for each N, with AddressSanitizer and UBSan, the rest without.
+At each third commit ThreadSanitizer takes their place; the second form prints which it is: address or thread."""
 import json
 import re
 import subprocess

@@ -1,6 +1,6 @@
 /* test_tables.c - data files that are not JSON: files that pandas, datasets and pyarrow wrote
- * (tests/parity/make_tables.py) give the tokens of the JSONL with the same rows; CSV by RFC 4180; texts; folders,
- * patterns; the first rows. */
+ * (tests/parity/make_tables.py) give the tokens of the JSONL with the same rows; CSV by RFC 4180; texts, folders,
+ * patterns; reading only the first rows. */
 #define _GNU_SOURCE /* memfd_create */
 #include "tests/rows.h"
 

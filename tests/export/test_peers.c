@@ -1,5 +1,5 @@
-/* test_peers.c - tests/parity/peers.py: its table, the straight line through two numbers of layers, peers that are
- * skipped, too slow or stopped, compile caches. A shell script takes the place of the Python of the peers. */
+/* test_peers.c - tests/parity/peers.py: its table, extrapolation from two numbers of layers, trainers that are skipped,
+ * too slow or stopped, compile caches. A shell script takes the place of the trainers' Python. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

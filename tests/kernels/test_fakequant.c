@@ -1,6 +1,6 @@
 /* test_fakequant.c - the quantised formats against an oracle that rounds in another way: products and quotients in f64
- * and then once to f32, codes by search in the table of all values. Every pattern of bf16 and of f16, midpoints and
- * their neighbours in f32, in every format and with amax of every kind: equal in every bit. */
+ * and then once to f32, codes by search in the table of all values. Every bf16 and f16 value, midpoints and their
+ * neighbours in f32, in every format and with every kind of amax, give equal bits. */
 #include <float.h>
 #include <math.h>
 #include <string.h>

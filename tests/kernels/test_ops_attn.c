@@ -1,5 +1,4 @@
-/* test_ops_attn.c - attention: compares the CPU backend with plain loops and finite differences, packed with separate
- * sequences, the GPU with the CPU. */
+/* test_ops_attn.c - attention. */
 #include "tests/test.h"
 
 #include <math.h>

@@ -1,6 +1,5 @@
 /* test_ops_branch.c - convolution, gated delta rule and Mamba-2 where sequences continue the first rows of another one
- * (struct seqs): the CPU against whole sequences and finite differences, the GPU against the CPU; kernels/segments.h.
- */
+ * (struct seqs), against whole sequences; kernels/segments.h. */
 #include <math.h>
 #include <string.h>
 

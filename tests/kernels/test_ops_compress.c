@@ -1,6 +1,5 @@
 /* test_ops_compress.c - attention to compressed keys, all ops but the softmax: compression, the indexer that chooses
- * compressed keys, RoPE of the last columns, the block-diagonal product. Compares the CPU backend with definitions and
- * finite differences, packed with separate sequences, the GPU with the CPU. */
+ * compressed keys, RoPE of the last columns, the block-diagonal product. */
 #include "tests/test.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* test_ops_decode.c - decoding: keys and values in pages of a cache, and attention of sequences' last tokens to them
- * against its definition; several sequences against each alone, the GPU against the CPU. */
+/* test_ops_decode.c - decoding: keys and values in pages of a cache, and attention of sequences' last tokens to them;
+ * several sequences against each alone. */
 #include "tests/test.h"
 
 #include <math.h>

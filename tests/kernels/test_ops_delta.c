@@ -1,5 +1,4 @@
-/* test_ops_delta.c - gated DeltaNet and gated outputs: compares the CPU backend with plain loops, the chunked form with
- * the recurrence, gradients with finite differences, packed with separate sequences, the GPU with the CPU. */
+/* test_ops_delta.c - gated DeltaNet, whose chunked form must equal the recurrence, and gated outputs. */
 #include "tests/test.h"
 
 #include <math.h>

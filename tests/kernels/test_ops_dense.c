@@ -1,5 +1,4 @@
-/* test_ops_dense.c - linear with adapters, rope, loss head. The CPU backend is compared with plain loops and
- * finite differences, F32 with F64, 1 to 3 threads with each other, dry runs with real ones; the GPU with the CPU. */
+/* test_ops_dense.c - linear with adapters, rope, loss head. */
 #include "tests/test.h"
 
 #include <math.h>

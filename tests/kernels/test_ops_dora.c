@@ -1,5 +1,5 @@
-/* test_ops_dora.c - DoRA: norms of the rows of W + scale B A, the scaled product and its gradients, against the
- * definition and finite differences; adapters of several sequences; the GPU against the CPU. */
+/* test_ops_dora.c - DoRA: norms of the rows of W + scale B A, the scaled product and its gradients; adapters of several
+ * sequences. */
 #include "tests/test.h"
 
 #include <math.h>

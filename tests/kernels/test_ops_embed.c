@@ -1,5 +1,4 @@
-/* test_ops_embed.c - embedding and NEFTune's noise: the CPU against plain loops; the noise also in F32 against F64,
- * with 1 to 3 threads, in dry runs; the GPU against the CPU. */
+/* test_ops_embed.c - embedding and NEFTune's noise. */
 #include "tests/test.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* test_ops_entries.c - decoding with DeepSeek-V4's attention to compressed keys. A sequence that is decoded in several
  * passes, whose keys and compressed keys (also one that still lacks tokens) are in pages of the cache between them,
- * gives the compressed keys, choices and outputs of one pass over all tokens; the GPU against the CPU. */
+ * gives the compressed keys, choices and outputs of one pass over all tokens. */
 #include "tests/test.h"
 
 #include <math.h>

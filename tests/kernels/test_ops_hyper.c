@@ -1,5 +1,4 @@
-/* test_ops_hyper.c - hyper-connections: compares the CPU backend with a plain formula and finite differences, the GPU
- * with the CPU. */
+/* test_ops_hyper.c - hyper-connections (weighted residual streams). */
 #include "tests/test.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* test_ops_kl.c - the loss head of a distillation, and the likeliest tokens of a teacher, against their definitions. */
+/* test_ops_kl.c - the loss head of a distillation, and a teacher's likeliest tokens. */
 #include "tests/op_check.h"
 
 #include <float.h>

@@ -1,6 +1,4 @@
-/* test_ops_mamba.c - Mamba-2: the chunked form against the recurrence, gradients against finite differences, packed
- * against separate sequences, several passes against one, the gated norm against its definition, the GPU against the
- * CPU. */
+/* test_ops_mamba.c - Mamba-2: the chunked form against the recurrence, several passes against one, the gated norm. */
 #include "tests/test.h"
 
 #include <math.h>

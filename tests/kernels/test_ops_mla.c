@@ -1,5 +1,4 @@
-/* test_ops_mla.c - latent attention: the packed q | k | v, and decoding from latents, which needs no k and v. Compares
- * the CPU backend with definitions and finite differences, the GPU with the CPU. */
+/* test_ops_mla.c - latent attention: the packed q | k | v, and decoding from latents, which needs no k and v. */
 #include "tests/test.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* test_ops_moe.c - the experts' ops: gradients against finite differences in f64, every weight format, routings from no
- * tokens to all tokens on one expert, f32 and f64, 1 to 3 threads, planned scratch; the GPU against the CPU. */
+/* test_ops_moe.c - the experts' ops: every weight format, routings from no tokens to all tokens on one expert, planned
+ * scratch. */
 #include "tests/expert_layer.h"
 
 #include <math.h>

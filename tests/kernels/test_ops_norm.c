@@ -1,6 +1,4 @@
-/* test_ops_norm.c - rmsnorm and the norm of queries and keys. The CPU backend against plain loops and finite
- * differences, F32 against F64, 1 to 3 threads, dry runs against real ones; where bf16 rounds; the GPU against the CPU.
- */
+/* test_ops_norm.c - rmsnorm and the norm of queries and keys; where bf16 rounds. */
 #include "tests/test.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* test_ops_policy.c - online RL: log-probabilities and entropies of the loss head, losses and importance weights of
- * completions by their definitions, derivatives by finite differences. */
+ * completions. */
 #include "tests/op_check.h"
 
 #include <float.h>

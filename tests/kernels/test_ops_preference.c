@@ -1,5 +1,4 @@
-/* test_ops_preference.c - losses over whole answers: sums, values by their definitions, derivatives by finite
- * differences. */
+/* test_ops_preference.c - preference losses over whole answers. */
 #include "tests/op_check.h"
 
 #include <math.h>

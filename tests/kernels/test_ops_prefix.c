@@ -1,5 +1,5 @@
-/* test_ops_prefix.c - attention where sequences continue the first rows of another one (struct seqs): the CPU against
- * whole sequences and finite differences, the GPU against the CPU; NEFTune's noise. */
+/* test_ops_prefix.c - attention where sequences continue the first rows of another one (struct seqs), against whole
+ * sequences; NEFTune's noise. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* test_ops_sample.c - drawing tokens: the random numbers against published vectors, filters and penalties against a
- * sorted reference, the frequencies of draws, rows that are not finite, the GPU against the CPU. */
+/* test_ops_sample.c - sampling of tokens: random numbers against published vectors, filters and penalties against a
+ * sorted reference, the frequencies of draws, rows that are not finite. */
 #include "tests/op_check.h"
 
 #include <math.h>

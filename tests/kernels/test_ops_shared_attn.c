@@ -1,5 +1,4 @@
-/* test_ops_shared_attn.c - attention whose heads share one key, which is the value too: compares the CPU backend with
- * its definition and finite differences, packed with separate sequences, the GPU with the CPU. */
+/* test_ops_shared_attn.c - attention whose heads share one key, which is also the value. */
 #include "tests/test.h"
 
 #include <math.h>

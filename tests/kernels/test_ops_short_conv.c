@@ -1,5 +1,4 @@
-/* test_ops_short_conv.c - the gated short convolution: its definition, gradients against finite differences, packed
- * sequences, decoding in several passes, the GPU against the CPU. */
+/* test_ops_short_conv.c - the gated short convolution; decoding in several passes. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* test_ops_states.c - decoding with gated DeltaNet: convolution and delta rule over parts of a sequence, with the state
- * kept between passes, equal one pass over it; the GPU against the CPU. */
+ * kept between passes, equal one pass over it. */
 #include "tests/test.h"
 
 #include <math.h>

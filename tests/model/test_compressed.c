@@ -1,6 +1,5 @@
-/* test_compressed.c - compressed attention, hyper-connections and experts by token id in a model: gradients against
- * finite differences, recomputation, packed documents, adapters, expert parallelism. The parity with transformers is in
- * test_parity.c. */
+/* test_compressed.c - attention to compressed keys, hyper-connections and experts by token id in a model: gradients
+ * against finite differences, recomputation, packed documents, adapters, expert parallelism. */
 #include "tests/test.h"
 
 #include <stdio.h>

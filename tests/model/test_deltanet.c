@@ -1,6 +1,6 @@
 /* test_deltanet.c - Qwen3.5-MoE: config.json with and without text_config, kinds of layers without layer_types, refused
- * values; the table of its adapters; a text-only checkpoint computes what the text part of
- * Qwen3_5MoeForConditionalGeneration computes. */
+ * values; the table of its adapters; a text-only checkpoint computes what the text part of the vision model computes.
+ */
 #include "tests/test.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* test_dora.c - lora.dora in whole models and runs: gradients, the first magnitudes, continued runs, ranks, packed
- * weights, a teacher, exports, errors. tests/model/test_parity.c compares a case with PEFT. */
+/* test_dora.c - lora.dora in whole models and runs: gradients, initial magnitudes, continued runs, ranks, packed
+ * weights, a teacher, exports, errors. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

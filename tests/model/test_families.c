@@ -1,6 +1,5 @@
-/* test_families.c - the differences between model families: rows of the architecture table and their errors, tensor
- * names and layouts of experts, dense layers, adapters per matrix, the auxiliary loss. test_parity.c compares complete
- * results. */
+/* test_families.c - differences between model families: rows of the architecture table and their errors, tensor names
+ * and layouts of experts, dense layers, adapters per matrix, the auxiliary loss. */
 #include "tests/test.h"
 
 #include <math.h>

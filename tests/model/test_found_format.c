@@ -1,5 +1,5 @@
-/* test_found_format.c - `export --verify` finds the format of an export: for three families, each listed export under
- * the name of each listed format: its own is accepted, another is refused, and the right one named. */
+/* test_found_format.c - `export --verify` finds the format of an export: exports of three families are verified as
+ * every listed format; only their own is accepted, and the error names it. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,5 @@
-/* test_fused.c - Qwen3-Next: its configuration; fused matrices of gated DeltaNet, whose rows are grouped by key head,
- * in every stored format; the order of rows in files of adapters; gradients, packed documents, ranks, resuming. The
- * parity with transformers is in test_parity.c. */
+/* test_fused.c - Qwen3-Next: config.json; fused matrices of gated DeltaNet, whose rows are grouped by key head, in
+ * every stored format; the order of rows in files of adapters; gradients, packed documents, ranks, resuming. */
 #include "tests/test.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* test_gemma.c - Gemma-4: config.json as published and as transformers 5.17 writes it, refused values, names of tensors
- * in exports, tensors of a merged checkpoint. test_parity.c compares results with transformers. */
+ * in exports, tensors of a merged checkpoint. */
 #include <stdio.h>
 #include <string.h>
 

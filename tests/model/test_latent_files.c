@@ -1,5 +1,6 @@
 /* test_latent_files.c - checkpoints as DeepSeek, Moonshot and Mistral publish them: FP8 with a scale per block in every
- * Linear, INT4 experts, a text part under another name. Each loads as the same values in bf16 do, dense and packed. */
+ * Linear, INT4 experts, a text part under another name. Each loads to the values of the same model in bf16, dense and
+ * packed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* test_layout.c - files have one layout of adapters. A device that pads lora ranks (a GPU, to multiples of 8) and one
- * that does not write the same files and read each other's. A CPU with an op table that requires multiples of 8 takes
+/* test_layout.c - adapter files do not depend on the device: one that pads lora ranks (a GPU, to multiples of 8) and
+ * one without padding write the same files and read each other's. A CPU whose op table requires multiples of 8 takes
  * the place of the GPU. */
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,5 @@
 /* test_lfm2.c - LFM2-MoE: config.json, refused values, targets by PEFT's words, finite differences with other widths
- * and biases of the convolution, recomputation, packed documents, names of tensors in exports. test_parity.c compares
- * results with transformers, test_cache.c decoding with the forward pass. */
+ * and biases of the convolution, recomputation, packed documents, names of tensors in exports. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-/* test_minimax.c - MiniMax-M2: config.json as published and as transformers writes it, what is refused, FP8 in blocks,
- * the tensors of a merged checkpoint. test_parity.c compares results with transformers. */
+/* test_minimax.c - MiniMax-M2: config.json as published and as transformers writes it, refused values, FP8 in blocks,
+ * tensors of a merged checkpoint. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* test_mla.c - latent attention: gradients of a model against finite differences, recomputation, packed documents, its
- * keys of config.json. The parity with transformers is in test_parity.c. */
+ * keys of config.json. */
 #include "tests/test.h"
 
 #include <math.h>

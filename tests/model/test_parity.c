@@ -1,7 +1,7 @@
 /* test_parity.c - compares moetrain with transformers + PEFT in fp32: hidden states, logits, gradients of the first
  * step, ten steps of training. The cases are in fixtures/parity, one or two per family, made by
- * tests/parity/make_case.py; configs/tiny-gptoss has expected logits too. A GPU computes in bf16: each error may be at
- * most twice that of transformers in bf16, measured by tests/parity/bf16_case.py. */
+ * tests/parity/make_case.py; configs/tiny-gptoss has expected logits too. On a GPU, in bf16, each error is at most
+ * twice that of transformers in bf16, measured by tests/parity/bf16_case.py. */
 #include "tests/op_check.h"
 
 #include <math.h>

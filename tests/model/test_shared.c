@@ -1,6 +1,6 @@
 /* test_shared.c - whole models with shared experts, sigmoid routers and partial RoPE: gradients, with and without a
  * gate per token; adapters of shared experts and dense layers in PEFT's files; exports; tensors of multi-token
- * prediction. test_parity.c compares with transformers. */
+ * prediction. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* test_bookkeeping.c - what a run counts beside its training: the smoothed loss, the reference of the divergence
- * warning, evaluations without improvement; and the progress that a long search for a plan prints. */
+/* test_bookkeeping.c - what a run counts beside its training: the smoothed loss, the loss that the divergence warning
+ * compares with, evaluations without improvement; also the progress that a long search for a plan prints. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

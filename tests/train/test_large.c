@@ -1,9 +1,7 @@
-/* test_large.c - GPU ops on tensors of more than 2^31 elements and 2^32 bytes. An op with 32-bit indices would read or
- * write at wrong addresses.
- *
- * Every op runs on all rows and then on the last few rows, passed as a view. The results have the same bits when a row
- * depends only on itself. They are close when cuBLASLt may use another algorithm for another shape. (Other groups check
- * the small problem.) Outputs start as NaN. Where an op has Hopper and portable kernels, both run. */
+/* test_large.c - GPU ops on tensors of more than 2^31 elements and 2^32 bytes, where 32-bit indices would address wrong
+ * elements. Every op runs on all rows and then on the last few rows, passed as a view. The results have the same bits
+ * when a row depends only on itself, and are close when cuBLASLt may use another algorithm for another shape. Outputs
+ * start as NaN. Hopper and portable kernels both run. */
 #include <math.h>
 #include <string.h>
 
