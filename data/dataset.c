@@ -1,9 +1,9 @@
 /* dataset.c - rows -> token ids and loss mask.
  *
- * Each row becomes samples (rows.h): a text, the byte spans of it that carry loss, and whether eos follows. A text is
- * tokenised once, as a whole, and a token is a target when it overlaps a span. Only preference rows divide a text, if
- * their prompt would otherwise have other tokens than at inference (encode). The result can be kept in a cache file
- * named after the hash of everything it depends on. A cache file that fails its check is ignored. */
+ * Each row becomes samples (rows.h): a text, its byte spans that carry loss, and whether eos follows. A text is
+ * tokenised as a whole, and a token is a target if it overlaps a span. Only preference rows divide a text, if their
+ * prompt would otherwise have other tokens than at inference (encode). The result can be kept in a cache file named
+ * after the hash of everything it depends on; a cache file that fails its check is ignored. */
 #include "data/dataset.h"
 
 #include <ctype.h>
@@ -66,7 +66,6 @@ int64_t dataset_per_unit(const struct dataset *ds) { return ds->pairs ? 2 : 1; }
 
 int64_t dataset_units(const struct dataset *ds) { return ds->n_docs / dataset_per_unit(ds); }
 
-/* Makes ds an empty data set for rows as opt describes them. */
 static void dataset_begin(struct dataset *ds, const struct dataset_options *opt)
 {
     *ds = (struct dataset){.topk.n_top = opt->tokens.n_top,
@@ -93,7 +92,6 @@ static void dataset_reserve(struct dataset *ds, int64_t docs, int64_t tokens)
 
 /* ---- sample -> document */
 
-/* Sets the mask: a token is a target when it overlaps a span. */
 static void mark_targets(uint8_t *mask, const struct token_list *list, const struct row_sample *s)
 {
     int64_t span = 0;
@@ -117,7 +115,7 @@ static int encode_rest(struct builder *b, const struct row_sample *s, int64_t fr
     return rc;
 }
 
-/* Tokenises a text. At inference the prompt of an answer is tokenised alone. If the whole text has other tokens for the
+/* Tokenises a text. Inference tokenises the prompt of an answer alone: if the whole text has other tokens for the
  * prompt, prompt and completion are tokenised separately. */
 static int encode(struct builder *b, const struct row_sample *s, struct err *err)
 {
@@ -137,7 +135,7 @@ static int encode(struct builder *b, const struct row_sample *s, struct err *err
     return encode_rest(b, s, s->boundary, err);
 }
 
-/* Ids and mask of a text, at the end of the data set; their number, or -1. */
+/* Appends ids and mask of a text to the data set; returns their number, or -1. */
 static int64_t add_text(struct builder *b, const struct row_sample *s, struct err *err)
 {
     struct dataset *ds = b->ds;
@@ -301,7 +299,7 @@ static void row_bad(struct builder *b, const struct err *why)
     if (b->ds->n_bad == BAD_SHOWN + 1) log_warn("further bad rows are counted, not shown");
 }
 
-/* Finishes one row, whose ids begin at `before`; -1 only for errors that end the reading. */
+/* Finishes one row, whose ids begin at `before`; -1: an error that ends the reading. */
 static int row_done(struct builder *b, const char *where, bool good, const struct err *why, int64_t before,
                     struct err *err)
 {
@@ -326,7 +324,7 @@ static bool goes_on(const char *line, int64_t size)
     return size && memchr("{[,", line[size - 1], 3);
 }
 
-/* Adds one row; if not `good`, *why says why it is bad. -1 only for errors that end the reading. */
+/* Adds one row, which is bad for the reason *why if not `good`; -1: an error that ends the reading. */
 static int add_row(struct builder *b, const struct row_text *row, bool good, struct err *why, struct err *err)
 {
     const int64_t before = b->ds->n_tokens;
@@ -345,8 +343,8 @@ static int add_row(struct builder *b, const struct row_text *row, bool good, str
     return row_done(b, row->where, good, why, before, err);
 }
 
-/* Stops early when too many rows are bad, from 1000 bad rows on. The total number of rows is estimated from the bytes
- * read so far. */
+/* Stops early when too many rows are bad, from 1000 bad rows on. The bytes read so far give an estimate of the number
+ * of rows. */
 static int judge(struct builder *b, int64_t position, struct err *err)
 {
     const struct dataset *ds = b->ds;
@@ -361,7 +359,7 @@ static int judge(struct builder *b, int64_t position, struct err *err)
                    (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
 }
 
-/* Warns that a file has no rows. It is no error, since other files of the list may have rows. */
+/* Warns that a file has no rows: other files of the list may have rows. */
 static void tell_empty(const char *path)
 {
     const enum source_kind kind = source_list_kind(path);
@@ -414,7 +412,7 @@ static void copy_unit(struct dataset *to, const struct dataset *from, int64_t un
     for (int64_t d = unit * n; d < (unit + 1) * n; d++) copy_document(to, from, d);
 }
 
-/* An empty data set of the same kind, with its counts. */
+/* An empty data set of the same kind, with the counts. */
 static struct dataset dataset_like(const struct dataset *ds)
 {
     struct dataset like = *ds;
@@ -427,7 +425,7 @@ static struct dataset dataset_like(const struct dataset *ds)
     return like;
 }
 
-/* Repeats or samples the units of one file, those from `first` on, according to the file's weight. */
+/* Repeats or samples a file's units, those from `first` on, according to its weight. */
 static void weigh(struct dataset *ds, int64_t first, double weight)
 {
     int64_t n = dataset_units(ds) - first, whole = (int64_t)weight;
@@ -483,7 +481,7 @@ static int add_bytes(struct builder *b, const char *path, struct err *err)
     return rc;
 }
 
-/* Reads the files of one entry of the list; the weight is that of all their documents. */
+/* Reads the files of one entry of the list, to all of whose documents the weight applies. */
 static int read_source(struct builder *b, const char *path, double weight, struct err *err)
 {
     struct dataset *ds = b->ds;
@@ -545,7 +543,7 @@ struct cache_header {
     struct dataset_counts counts;
 };
 
-/* Adds a file to the hash. Its kind is part of the hash: the same bytes may be read as a text or as rows. */
+/* Adds a file to the hash, and its kind: the same bytes may be read as a text or as rows. */
 static int hash_file(uint64_t *h, const char *path, struct err *err)
 {
     struct file_map map;
@@ -556,7 +554,7 @@ static int hash_file(uint64_t *h, const char *path, struct err *err)
     return 0;
 }
 
-/* Computes a hash of everything the result depends on: the files' bytes, tokenizer, options. */
+/* Hashes all that the result depends on: the files' bytes, tokenizer, options. */
 static int cache_key(uint64_t *key, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                      struct err *err)
 {
@@ -628,7 +626,7 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     return cache_valid(ds, opt);
 }
 
-/* Reads ds from its cache file. False, with ds empty, when the file is missing or fails any check. */
+/* Reads ds from its cache file. False, with ds empty: the file is missing or fails a check. */
 static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const struct dataset_options *opt)
 {
     struct file_map map;
@@ -672,7 +670,7 @@ const char *dataset_hub_hint(const char *path)
     return "; for a data set on huggingface.co write hub:OWNER/NAME";
 }
 
-/* Checks that the files of one entry can be read. For folders and patterns it logs which files these are. */
+/* Checks that the files of one entry can be read; logs which files a folder or pattern has. */
 static int check_source(const char *path, struct err *err)
 {
     struct err why;
@@ -693,7 +691,7 @@ static int check_source(const char *path, struct err *err)
     return rc;
 }
 
-/* Checks all files; called before all their bytes are hashed. */
+/* Checks all files, before all their bytes are hashed. */
 static int check_files(const char *files, struct err *err)
 {
     char path[MT_PATH];

@@ -1,4 +1,4 @@
-/* duplicates.c - equal documents of data sets, by the hash of their ids. */
+/* duplicates.c - see duplicates.h: compares hashes of documents' ids. */
 #include "data/duplicates.h"
 
 #include <stdlib.h>

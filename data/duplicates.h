@@ -4,8 +4,8 @@
 
 #include "data/dataset.h"
 
-/* The number of documents of ds with the same ids as a document of an earlier row (repeats by a weight do not count),
- * or as a document of `other`. */
+/* Counts documents of ds with the same ids as a document of an earlier row (repeats by a weight do not count), or as a
+ * document of `other`. */
 int64_t duplicates_in(const struct dataset *ds);
 int64_t duplicates_shared(const struct dataset *ds, const struct dataset *other);
 

@@ -30,8 +30,7 @@ int eos_ids_load(struct eos_ids *out, const char *dir, struct err *err)
     return out->n ? 0 : load(out, dir, "config.json", err);
 }
 
-/* Reads eos_token of a file, a string or an added-token object. *text NULL: there is none. Free *doc; NULL: there is no
- * such file. */
+/* Reads eos_token of a file, a string or an added-token object. *text NULL: none. Free *doc; NULL: no such file. */
 static int load_token(struct json_doc **doc, const char **text, const char *dir, const char *file, struct err *err)
 {
     *doc = NULL;

@@ -9,12 +9,11 @@ struct eos_ids {
     int64_t n;
 };
 
-/* Reads eos_token_id, a number or a list, of dir/generation_config.json, else of dir/config.json. Empty when neither
- * has it. */
+/* Reads eos_token_id, a number or a list, of dir/generation_config.json, else of dir/config.json. Empty if both lack
+ * it. */
 int eos_ids_load(struct eos_ids *out, const char *dir, struct err *err) MT_CHECK;
-/* Finds the token after a document: eos_token of dir/tokenizer_config.json. If that file lacks eos_token or
- * added_tokens_decoder, it is that of special_tokens_map.json, as in transformers. If neither file has one, it is the
- * first id of eos_ids_load. */
+/* Finds the token after a document: eos_token of dir/tokenizer_config.json or, if that lacks eos_token or
+ * added_tokens_decoder, of special_tokens_map.json, as in transformers; else the first id of eos_ids_load. */
 int eos_ids_main(int32_t *out, const char *dir, const struct tokenizer *tok, struct err *err) MT_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
-/* gguf.c - GGUF version 3, little endian: "GGUF", version, two counts, metadata, the table of tensors, padding to the
- * alignment, then each tensor padded to it. Source: ggml, docs/gguf.md, src/gguf.cpp. */
+/* gguf.c - GGUF version 3, little endian: "GGUF", version, two counts, metadata, the table of tensors, then the
+ * tensors, each padded to the alignment. Source: ggml, docs/gguf.md, src/gguf.cpp. */
 #include "data/gguf.h"
 
 #include <string.h>

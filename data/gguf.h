@@ -4,8 +4,8 @@
 
 #include "data/file/file.h"
 
-/* The part of the format that this program reads and writes: strings, u32, f32, flags and arrays of strings, i32 and
- * f32 as metadata; tensors of 1 to 4 axes in these types. */
+/* The part of the format that moetrain reads and writes: as metadata strings, u32, f32, flags and arrays of strings,
+ * i32 and f32; tensors of 1 to 4 axes in these types. */
 enum gguf_type { GGUF_U32 = 4, GGUF_I32 = 5, GGUF_F32 = 6, GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9 };
 enum ggml_type { GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q8_0 = 8, GGML_MXFP4 = 39 };
 struct ggml_layout {
@@ -43,27 +43,26 @@ struct gguf {
     int64_t n_strings;
 };
 
-/* Reads only valid files (version, types, sizes, padding, unique names, to the last byte); an error gives the
- * reason. */
+/* Takes only valid files (version, types, sizes, padding, unique names, to the last byte). */
 int gguf_open(struct gguf *g, const char *path, struct err *err) MT_CHECK;
 void gguf_close(struct gguf *g);                                               /* zeroed is valid */
 const struct gguf_value *gguf_value(const struct gguf *g, const char *key);    /* NULL: missing */
 const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name); /* NULL: missing */
 
-/* Writes path in one pass. fill(arg, i, out) makes the values of tensor i, in the caller's order, so one tensor at a
- * time is in memory; `data` is not used. */
+/* Writes path in one pass. fill(arg, i, out) makes the values of tensor i, in the caller's order, one tensor in memory
+ * at a time; `data` is not used. */
 typedef void gguf_fill_fn(void *arg, int64_t i, float *out);
 int gguf_write(const char *path, const struct gguf_value *values, int64_t n_values, const struct gguf_tensor *tensors,
                int64_t n_tensors, gguf_fill_fn *fill, void *arg, struct err *err) MT_CHECK;
 int64_t gguf_tensor_count(const struct gguf_tensor *t); /* elements; -1: does not fit 64 bits */
 int64_t gguf_tensor_bytes(const struct gguf_tensor *t); /* -1: also when its blocks do not divide the rows */
 
-/* gguf_write in pieces: put appends bytes of the tensors in their order, any number of them within a tensor. Every open
- * needs a close. Close with keep, after all bytes, to give the file its name; without keep it is deleted. */
+/* gguf_write in pieces: put appends bytes of the tensors in their order, any number at a time. Every open needs a
+ * close: with keep, after all bytes, the file gets its name; without keep it is deleted. */
 struct gguf_writer {
     struct file_writer file;
     const struct gguf_tensor *tensors;
-    int64_t n, at, done; /* tensors; the one that is written, and its bytes so far */
+    int64_t n, at, done; /* tensors; index of the current one, and its bytes so far */
 };
 int gguf_writer_open(struct gguf_writer *w, const char *path, const struct gguf_value *values, int64_t n_values,
                      const struct gguf_tensor *tensors, int64_t n_tensors, struct err *err) MT_CHECK;

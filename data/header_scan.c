@@ -1,5 +1,5 @@
-/* header_scan.c - see header_scan.h. Building a tree of JSON takes ten times as long: half a second for a model of
- * 90,000 tensors. */
+/* header_scan.c - see header_scan.h. A tree of JSON takes ten times as long: half a second for a model of 90,000
+ * tensors. */
 #include "data/header_scan.h"
 
 #include <string.h>

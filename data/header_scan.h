@@ -1,4 +1,4 @@
-/* header_scan.h - reads the header of a safetensors file tensor by tensor, in the form in which libraries write it. */
+/* header_scan.h - reads a safetensors header tensor by tensor, in the form in which libraries write it. */
 #ifndef MT_HEADER_SCAN_H
 #define MT_HEADER_SCAN_H
 
@@ -18,8 +18,8 @@ struct header_entry {
     int ndim;
     int64_t shape[8], offsets[2];
 };
-/* SCAN_OTHER: not in this form, or not valid JSON, so that a reader of JSON must decide. The form has no escapes and
- * only ASCII in names, exactly three members for a tensor, and no number above 18 digits. Names may repeat. */
+/* SCAN_OTHER: another form, or not valid JSON: use a JSON parser. The form has no escapes and only ASCII in names,
+ * exactly three members per tensor, and no number above 18 digits. Names may repeat. */
 enum header_kind { SCAN_OTHER, SCAN_END, SCAN_METADATA, SCAN_TENSOR };
 enum header_kind header_scan_next(struct header_scan *s, struct header_entry *e);
 

@@ -46,8 +46,7 @@ static bool spells_messages(struct json value)
     return yes;
 }
 
-/* Which keys are texts that spell lists of messages; the others stay text. answers: chosen and rejected, both or
- * neither. */
+/* Keys whose texts spell lists of messages; the others stay text. answers: chosen and rejected, both or neither. */
 struct spelled {
     bool prompt, completion, answers;
 };

@@ -4,9 +4,8 @@
 
 #include "data/json/json.h"
 
-/* Parses lists in texts. *out: a copy of the row in which lists that `messages`, `conversations` and other keys spell
- * as text (JSON, or as Python prints them) are parsed; NULL: no such text. Error: messages or conversations are other
- * text. */
+/* *out: a copy of the row in which lists that `messages`, `conversations` and other keys have as text (JSON, or as
+ * Python prints them) are parsed; NULL: no such text. Error: messages or conversations are other text. */
 int list_text_read(struct json_doc **out, struct json row, struct err *err) MT_CHECK;
 
 #endif

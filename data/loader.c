@@ -1,9 +1,8 @@
 /* loader.c - documents -> micro-batches, in an order that is a pure function of (documents, options, epoch, index).
  *
  * Each epoch is planned as a whole: the documents are permuted, put into packs (one document each without packing), and
- * the packs permuted again. Micro-batch i is packs i*micro_batch up to (i+1)*micro_batch, so a run can resume at any
- * position. A thread builds a few batches ahead. Only this thread uses the plan. The ring of batches is protected by a
- * lock. */
+ * the packs permuted again. Micro-batch i is packs i*micro_batch up to (i+1)*micro_batch, so a run can resume anywhere.
+ * A thread builds a few batches ahead. Only this thread uses the plan; a lock protects the ring of batches. */
 #include "data/loader.h"
 
 #include <pthread.h>
@@ -82,8 +81,8 @@ static int64_t window_take(struct window *w, int64_t k, int64_t pack)
     return size;
 }
 
-/* The largest sum <= room of a subset of size[n]. last[s] - 1 is the index of the last size in the sum s; the other
- * sizes of that sum have lower indexes. last[s] = 0: no subset has the sum s. last and prev have room + 1 entries. */
+/* The largest sum <= room of a subset of size[n]. last[s] - 1 is the index of the last size in the sum s, whose other
+ * sizes have lower indexes; last[s] = 0: no subset has the sum s. last and prev have room + 1 entries. */
 static int64_t subset_sum(uint8_t *restrict last, uint8_t *restrict prev, const int64_t *size, int64_t n, int64_t room)
 {
     int64_t best = room;
@@ -126,7 +125,7 @@ static int64_t n_places(const struct loader *l)
     return l->opt.generation ? l->ds->n_docs * l->opt.n_iteration : l->ds->n_docs;
 }
 
-/* The order of rollouts: the documents of a generation in order, n_iteration times, then those of the next. Each
+/* The order of rollouts: a generation's documents in order, n_iteration times, then the next generation's. Each
  * document is a pack. */
 static int64_t iterations(const struct loader *l, int64_t **docs, int64_t **pack_of)
 {
@@ -140,8 +139,8 @@ static int64_t iterations(const struct loader *l, int64_t **docs, int64_t **pack
     return n;
 }
 
-/* The documents of an epoch in their order, and the pack of each; returns the number of packs. A pair is a pack. The
- * caller frees both. */
+/* The documents of an epoch in order, and the pack of each; returns the number of packs. A pair is a pack. The caller
+ * frees the arrays. */
 static int64_t epoch_packs(const struct loader *l, int64_t epoch, int64_t **docs, int64_t **pack_of)
 {
     const struct dataset *ds = l->ds;

@@ -1,5 +1,4 @@
-/* prefix.c - documents of a micro-batch that begin with the same tokens (prefix.h). Rows only move to lower numbers, so
- * everything happens in place. */
+/* prefix.c - see prefix.h. Rows only move to lower numbers, so all is done in place. */
 #include "data/prefix.h"
 
 #include <string.h>

@@ -5,12 +5,11 @@
 
 #include "data/loader.h"
 
-/* The sequences of b are groups of `group` documents, the last group perhaps smaller. In each group the documents after
- * the first lose the rows that they have in common with it, up to the row that predicts their first labelled token, if
- * these are `least` rows or more; b gets a prefix if there are such rows. Labels, and their order, stay the same; a
- * document without labels keeps its rows. Losses and gradients are those of the whole documents, except for what
- * depends on all rows of a batch: auxiliary losses, dropout, noise. The model must take prefixes (model_prefixes). On
- * entry b has no prefixes, as after batch_open. */
+/* The sequences of b are groups of `group` documents, the last perhaps smaller. Each later document of a group loses
+ * the rows that it has in common with the group's first document, up to the row that predicts its first labelled token,
+ * if these are at least `least` rows; b then gets a prefix. Documents without labels keep their rows. Labels and their
+ * order stay. Losses and gradients stay too, except for what depends on all rows of a batch: auxiliary losses, dropout,
+ * noise. The model must take prefixes (model_prefixes). On entry b has none, as after batch_open. */
 void prefix_share(struct batch *b, int64_t group, int64_t least);
 
 #endif

@@ -62,7 +62,7 @@ struct json_doc *row_parse(const char *text, int64_t size, const char *name, str
     return doc;
 }
 
-/* Whether the tokenizer has the marks of DeepSeek V4. V3 and V3.1 lack the last two, and have templates. */
+/* Whether the tokenizer has the special tokens of DeepSeek V4. V3 and V3.1 lack the last two, and have templates. */
 static bool is_deepseek_v4(const struct tokenizer *tok)
 {
     static const char *const marks[] = {"<｜begin▁of▁sentence｜>",
@@ -88,7 +88,7 @@ static void add_stops(struct chat_template *t, const struct tokenizer *tok, cons
     }
 }
 
-/* The special token that the template writes after an answer, when it does not end generation; -1: none such. */
+/* The special token that the template writes after an answer, if it does not end generation; -1: none. */
 static int32_t other_end(const struct chat_template *t, const struct tokenizer *tok, const struct eos_ids *eos)
 {
     struct text_buf text = {0};
@@ -178,7 +178,7 @@ static void add_plain(struct row_reader *r, int64_t at)
     r->plain[r->n_plain++] = at;
 }
 
-/* Finds the bytes of spelled special tokens in the samples: those in which the rendering of the altered row differs. */
+/* Finds the bytes of spelt special tokens in the samples: those in which the altered row's rendering differs. */
 static int find_plain(struct row_reader *r, struct json row, const struct chat_options *opt, struct err *err)
 {
     struct json_doc *doc = special_text_altered(r->tok, row, err);
@@ -215,7 +215,7 @@ static int check_special(struct row_reader *r, struct json row, struct err *err)
                       (int)MT_MIN(size, 64), text);
 }
 
-/* Templates print any value. A boolean, NaN or a huge number comes from a missing text or a wrong column, so it is an
+/* Templates print any value. A boolean, NaN or huge number comes from a missing text or a wrong column, so it is an
  * error. */
 static int check_content(struct json content, struct err *err)
 {
@@ -294,8 +294,8 @@ static int put_message(struct row_reader *r, const char *role, struct json conte
     return put_key(t, "content", content, err) ? -1 : end_message(t, turn, err);
 }
 
-/* Ends the row, with `keys` beside the messages, and reads it as messages. row may belong to the document that this
- * call replaces (read_keys). */
+/* Ends the row, with `keys` beside the messages, and reads it as messages. This replaces r->rewritten, to which row may
+ * belong (read_keys). */
 static int read_with_keys(struct row_reader *r, struct json row, const struct text_buf *keys, struct err *err)
 {
     struct text_buf *t = &r->joined;
@@ -311,10 +311,9 @@ static int read_with_keys(struct row_reader *r, struct json row, const struct te
     return rc;
 }
 
-/* Keys that rows of messages have beside them. */
 static const char *const beside[] = {"tools", "functions", "chat_template_kwargs", "documents"};
 
-/* Writes the keys of `beside` that `row` has, without those of `except` (NULL: none); and images, which the chat reader
+/* Writes the keys of `beside` that `row` has, except those of `except` (NULL: none); and images, which the chat reader
  * refuses. */
 static int put_beside(struct text_buf *keys, struct json row, const bool *except, struct err *err)
 {
@@ -339,7 +338,6 @@ static int read_rewritten(struct row_reader *r, struct json row, struct err *err
     return rc;
 }
 
-/* Writes the system prompt of a row of sharegpt or alpaca. */
 static int put_system(struct row_reader *r, struct json row, struct err *err)
 {
     const struct json system = json_find(row, "system");
@@ -348,7 +346,6 @@ static int put_system(struct row_reader *r, struct json row, struct err *err)
     return put_message(r, "system", system, no_turn, err);
 }
 
-/* Writes a list of messages: {role, content, ...}. */
 static int put_messages(struct row_reader *r, struct json list, struct err *err)
 {
     struct text_buf *t = &r->joined;
@@ -425,7 +422,7 @@ static int read_with_system(struct row_reader *r, struct json row, struct err *e
     return put_system(r, row, err) || put_messages(r, messages, err) ? -1 : read_rewritten(r, row, err);
 }
 
-/* Reads lists of messages; messages of the prompt carry no loss, unless they have `train`. */
+/* Reads lists of messages; those of the prompt carry no loss, unless they have `train`. */
 static int read_message_lists(struct row_reader *r, struct json row, struct err *err)
 {
     open_row(r);
@@ -453,7 +450,7 @@ static int read_message_lists(struct row_reader *r, struct json row, struct err 
 
 /* ---- plain text ---- */
 
-/* Records an error if a row of texts also has a system prompt or tools, for which texts have no place. */
+/* Records an error if a row of texts also has a system prompt or tools, for which texts have no room. */
 static int check_beside_texts(struct row_reader *r, struct json row, struct err *err)
 {
     static const char *const keys[] = {"system", "tools"};
@@ -519,8 +516,8 @@ static int next_column(const char **list, char to[64], char column[128], struct 
 
 static const char *const column_roles[] = {"system", "user", "assistant"};
 
-/* Whether the columns make messages: they are roles and keys of `beside`. Error: a role together with a key of another
- * form; `system` is allowed with sharegpt and alpaca, whose rows may have a system prompt. */
+/* Whether the columns make messages: they are roles and keys of `beside`. Error: a role with a key of another form; but
+ * `system` is allowed with sharegpt and alpaca, whose rows may have a system prompt. */
 static int columns_make_messages(const char *columns, bool *yes, struct err *err)
 {
     static const char *const with_system[] = {"conversations", "instruction"};
@@ -592,7 +589,7 @@ static int no_column(struct json row, const char *column, struct err *err)
     return json_error(row, err, "has no column `%s` (data.columns): its columns are %s", column, has);
 }
 
-/* Rewrites the row: as messages when the columns are roles, else with the given keys. */
+/* Rewrites the row: as messages if the columns are roles, else with the given keys. */
 static int read_columns(struct row_reader *r, struct json row, struct err *err)
 {
     struct text_buf keys = {0};

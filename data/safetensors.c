@@ -1,7 +1,7 @@
 /* safetensors.c - the file format: header parse with every check, shards with their index, lookup, writer.
  *
- * A file is | u64 N | N bytes of JSON | data |. After these checks every tensor is inside its map and its bytes follow
- * from shape and dtype. The tensors of a file cover its data without gap or overlap, and names are unique. */
+ * A file is | u64 N | N bytes of JSON | data |. After the checks every tensor is inside its map, with the bytes that
+ * follow from shape and dtype. A file's tensors cover its data without gap or overlap, and names are unique. */
 #include "data/safetensors.h"
 
 #include <inttypes.h>
@@ -16,7 +16,7 @@
 #define INDEX_NAME  "model.safetensors.index.json"
 #define SINGLE_NAME "model.safetensors"
 
-/* All dtypes, in the rank order of the reference implementation, which decides the file layout. */
+/* All dtypes, in the reference implementation's order, which decides the order of tensors in a file. */
 static const struct st_dtype {
     const char *name;
     int64_t bits;
@@ -70,7 +70,7 @@ static int parse_shape(struct st_tensor *t, struct json info, int64_t bits, stru
 }
 
 /* Reads the begin of data_offsets into t->offset, which counts from the start of the data until place_tensors changes
- * it. Checks that data_offsets has t->bytes bytes. */
+ * it, and checks that data_offsets has t->bytes bytes. */
 static int parse_offsets(struct st_tensor *t, struct json info, struct err *err)
 {
     struct json offsets;
@@ -162,8 +162,8 @@ static bool set_tensor(struct st_tensor *t, const struct header_entry *e)
     return bits % 8 == 0 && e->offsets[1] - e->offsets[0] == t->bytes;
 }
 
-/* Reads a header in the form in which libraries write it. false: parse_header must read it, which also says what is
- * wrong with it. */
+/* Reads a header in the form in which libraries write it. false: parse_header must read it, and reports what is
+ * wrong. */
 static bool scan_header(struct safetensors *st, int shard, const char *text, int64_t size, const char *path)
 {
     struct header_scan s = {text, text + size, false};
@@ -332,7 +332,7 @@ static int check_names(const struct safetensors *st, const char *dir, struct err
     return 0;
 }
 
-/* Removes copies of tensors that the index says are in another file. Logs how many it removed, and how many tensors the
+/* Removes copies of tensors that the index says are in another file. Logs their number, and that of tensors that the
  * index does not name. */
 static void leave_out_copies(struct safetensors *st, struct json map, const char *path)
 {
@@ -374,7 +374,7 @@ static int list_missing(struct safetensors *st, struct json map, struct err *err
     return 0;
 }
 
-/* Warns of a wrong metadata.total_size. It is no error: some tools write a wrong value, or a real. */
+/* Warns of a wrong metadata.total_size, no error since some tools write a wrong value, or a real. */
 static void compare_total(const struct safetensors *st, struct json root, const char *path)
 {
     double total = 0;
@@ -412,7 +412,7 @@ static int open_single(struct safetensors *st, const char *dir, const char *name
     return check_names(st, dir, err);
 }
 
-/* The error for a directory without weights in transformers' layout: names the other weights that are there. */
+/* The error for a directory without weights in transformers' layout: names other weights there. */
 static int no_weights(const char *dir, struct err *err)
 {
     static const struct {

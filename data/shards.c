@@ -50,8 +50,8 @@ static void deal(struct shards *s, int64_t most)
                      s->n_shards);
 }
 
-/* Creates a shard's file and writes its header. safetensors_head sorts the entries, so the `data` of each one points to
- * the element of s->at that gets its offset. */
+/* Creates a shard's file and writes its header. safetensors_head sorts the entries, so each `data` points to the
+ * element of s->at that gets the entry's offset. */
 static int create(struct shards *s, struct shard *shard, struct err *err)
 {
     char path[MT_PATH], *head;

@@ -1,4 +1,4 @@
-/* special_text.c - finds and alters special tokens in the strings of a row. */
+/* special_text.c - see special_text.h. */
 #include "data/special_text.h"
 
 #include <string.h>

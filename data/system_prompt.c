@@ -1,4 +1,4 @@
-/* system_prompt.c - a system message for conversations that have none. */
+/* system_prompt.c - see system_prompt.h. */
 #include "data/system_prompt.h"
 
 #include <string.h>

@@ -4,8 +4,7 @@
 
 #include "data/chat/chat_template.h"
 
-/* Adds a system message. *out: the row of messages with `text` as a system message before them; NULL: the row has a
- * system message. */
+/* *out: the row of messages with `text` as a system message before them; NULL: the row has a system message. */
 int system_prompt_add(struct json_doc **out, struct json row, const char *text, struct err *err) MT_CHECK;
 /* Error: the template writes no system message. */
 int system_prompt_check(const struct chat_template *t, const char *text, struct err *err) MT_CHECK;

@@ -1,11 +1,10 @@
-/* token_rows.c - rows of tokens, with the likeliest tokens of a teacher. Programs write such rows, so every deviation
- * is an error. */
+/* token_rows.c - see token_rows.h. Programs write such rows, so every deviation is an error. */
 #include "data/token_rows.h"
 
 #include <float.h>
 #include <math.h>
 
-/* Log-probabilities are rounded to float precision or less: the probabilities' sum may exceed 1 by this much. */
+/* Log-probabilities are rounded to float or less, so the sum of probabilities may exceed 1 by this much. */
 #define SUM_TOLERANCE 1e-3
 
 static void reserve(struct token_row *t, int64_t n)

@@ -4,11 +4,11 @@
 
 #include "data/json/json.h"
 
-/* What rows of a teacher must be; n_top 0: the fields of a teacher are not read. */
+/* Conditions on rows of a teacher; n_top 0: the fields of a teacher are not read. */
 struct token_row_options {
     int64_t n_top;      /* ids per token, at most */
     int64_t vocab;      /* of the model */
-    double temperature; /* of the run; a row whose `temperature` is another one is an error */
+    double temperature; /* of the run; a row with another `temperature` is an error */
 };
 
 /* Zeroed is valid. */
@@ -19,11 +19,11 @@ struct token_row {
     int32_t *topk_id;     /* [n_label, n_top], -1: no entry */
     float *topk_logprob;  /* [n_label, n_top] */
     int64_t cap, cap_top; /* of the arrays */
-    int32_t *seen;        /* [vocab] number of the last list with this id, to find ids that a list has twice */
+    int32_t *seen;        /* [vocab] number of the last list that had this id, to find an id twice in a list */
     int32_t n_seen;
 };
-/* Reads a row. Entry t of topk_ids and topk_logprobs belongs to token t: as many ids as logs of probabilities, and both
- * null where the token has no loss. */
+/* Reads a row. Item t of topk_ids and of topk_logprobs belongs to token t: lists of equal length, or both null where
+ * the token has no loss. */
 int token_row_read(struct token_row *t, struct json row, const struct token_row_options *opt, struct err *err) MT_CHECK;
 void token_row_free(struct token_row *t);
 

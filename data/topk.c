@@ -1,4 +1,4 @@
-/* topk.c - a teacher's distributions in memory. */
+/* topk.c - see topk.h. */
 #include "data/topk.h"
 
 #include <string.h>

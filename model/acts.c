@@ -71,7 +71,6 @@ void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int
     s->bytes = mem_array(n_layer, sizeof(*s->bytes));
 }
 
-/* Allocates what hyper-connections keep of a layer. */
 static void push_site(const struct acts_plan *p, struct site_acts *site)
 {
     const int64_t n = p->a->hyper.n_stream;
@@ -96,7 +95,6 @@ static void push_norm(const struct acts_plan *p, struct tensor *norm, struct ten
     *norm = acts_2d(p, p->n_tok, p->a->d_model);
 }
 
-/* Allocates the tensors of one group: the layer's own and those of its mixer and feed-forward network. */
 static void push_group(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
     const struct mixer_kind *mixer = p->a->mixer[p->layer];
@@ -128,7 +126,7 @@ static bool same_sizes(const struct arch *a, const struct adapters *ad, int64_t 
     return same;
 }
 
-/* In a dry run tensors have no addresses, so layers of the same sizes that save the same groups have equal activations:
+/* In a dry run tensors have no addresses, so layers of equal sizes that save the same groups have equal activations:
  * only those of the first such layer are listed. */
 static void find_like(struct acts_plan *p, const struct acts *s, const struct adapters *ad)
 {
@@ -176,8 +174,8 @@ static void push_groups(struct acts_plan *p, struct acts *s, const struct adapte
         if (p->saved[g] == saved && !host[g]) push_counted(p, s, g);
 }
 
-/* Allocates the places on the device that groups of one kind in host memory share in turn. A dry run may save fewer
- * groups than the ring was opened for: the others copy nothing. */
+/* Allocates device memory that the groups of one kind in host memory use in turn. A dry run may save fewer groups than
+ * the ring was opened for; the others copy nothing. */
 static void push_ring(struct acts *s, enum offload_kind kind, struct acts_plan *p, const struct adapters *ad)
 {
     struct host_ring *r = &s->offload[kind];
@@ -201,7 +199,7 @@ static void push_ring(struct acts *s, enum offload_kind kind, struct acts_plan *
     for (int64_t i = 0; r->on && i < r->n_slot; i++) r->slot[i] = arena_push(work, most);
 }
 
-/* Allocates the places on the device that inputs of layers in host memory share in turn. */
+/* Allocates device memory that the inputs of layers in host memory use in turn. */
 static void push_inputs(struct acts *s, const struct acts_plan *p)
 {
     struct host_ring *r = &s->inputs;
@@ -213,7 +211,7 @@ static void push_inputs(struct acts *s, const struct acts_plan *p)
     for (int64_t i = 0; r->on && i < r->n; i++) r->bytes[i] = tensor_bytes(s->layers[0].x);
 }
 
-/* Allocates groups that are not saved: all layers share one slot, because only one layer is computed at a time. */
+/* Allocates groups that are not saved, in memory that all layers share: only one layer is computed at a time. */
 static void push_slot(struct acts *s, struct acts_plan *p, const struct adapters *ad)
 {
     struct arena *work = &p->dev->work;
@@ -227,7 +225,7 @@ static void push_slot(struct acts *s, struct acts_plan *p, const struct adapters
     arena_push(work, end - arena_mark(work));
 }
 
-/* The input of layer l: saved, in its place of the ring, or in one of two slots. */
+/* The input of layer l: saved, in a place of the ring, or in one of two tensors that layers use in turn. */
 static struct tensor push_x(const struct acts *s, const struct acts_plan *p, int64_t l)
 {
     if (s->inputs.on) return s->layers[l % s->inputs.n_slot].x;

@@ -3,10 +3,10 @@
  *   x [T,D] -> 1 norm -> attn_norm -> 2 mixer -> + x = h [T,D]    mixer: attention or recurrence   layers/mixer_*.c
  *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]    ffn:   experts, or dense         layers/ffn_*.c
  *
- * A layer may lack the mixer (then h is x) or the network (y is h). Some families normalise the output of either:
- * steps 2 and 4 do so before they add the residual. Some multiply y by a number.
+ * A layer may lack the mixer (then h is x) or the network (y is h). In some families steps 2 and 4 normalise the output
+ * before they add the residual. Some multiply y by a number.
  *
- * With N residual streams (hyper-connections, kernels/ops/ops.h) x, the streams between mixer and network and y are
+ * With N residual streams (hyper-connections, kernels/ops/ops.h) x, y and the streams between mixer and network are
  * [T,N*D]. Steps 1 and 3 then begin with the sum of the streams. After steps 2 and 4 the output, without residual, is
  * added to the mixed streams. */
 #include "model/block.h"
@@ -66,7 +66,7 @@ static void run_mixer(const struct block *b, struct layer_acts *s, struct tensor
     (!b->cache ? m->fwd : b->decode ? m->decode : m->prefill)(b, s, y);
 }
 
-/* Runs the mixer. y: the residual after the mixer; with streams only the mixer's output. */
+/* Runs the mixer. y: the residual after it; with several streams only its output. */
 static void mix(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     const struct layer_weights *w = b->w;
@@ -117,7 +117,7 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     if (b->a->names->layer_scale) op_scale(b->dev, y, b->w->scale);
 }
 
-/* Computes the input norms of the saved groups, where NORMS is not saved. A recomputed group computes its own norm. */
+/* Computes the input norms of the saved groups if NORMS is not saved; a recomputed group computes its own. */
 static void norms_again(const struct block *b, const struct layer_acts *s, int saved)
 {
     const bool streams = b->w->hyper_attn.n_stream > 0;

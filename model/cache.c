@@ -11,7 +11,7 @@ struct cache_class {
     int64_t n_page;       /* of all sequences */
     int32_t *page;        /* [n_seq, n_of_seq] the pages of each sequence; -1: none yet */
     int64_t *n_held;      /* [n_seq] */
-    int32_t *free, *uses; /* [n_page] free pages, the next one last; sequences that have a page */
+    int32_t *free, *uses; /* [n_page] free pages, the next one last; number of sequences that have a page */
     int64_t n_free, n_promised;
     struct tensor table; /* [n_seq * n_of_seq] i32 */
     int32_t *host;       /* the table of the pass, on the host */
@@ -129,7 +129,7 @@ static int free_seq(const struct cache *c)
 /* Pages of a sequence of len tokens whose rows are all final. */
 static int64_t n_full(const struct cache_class *k, int64_t len) { return k->window ? 0 : len / k->ratio / MT_PAGE; }
 
-/* Whether there is room for a sequence of n_tok tokens that shares the full pages of a sequence of len tokens. */
+/* Whether there is room for a sequence of n_tok tokens that shares the full pages of one of len tokens. */
 static bool fits(const struct cache *c, int64_t len, int64_t n_tok)
 {
     for (int64_t i = 0; i < c->n_class; i++)
@@ -158,7 +158,7 @@ int cache_take(struct cache *c, int64_t n_tok)
     return seq;
 }
 
-/* Gives the sequence the pages that n_tok tokens need, which it has reserved. */
+/* Gives the sequence the pages, already reserved, that n_tok tokens need. */
 static void hold(struct cache_class *k, int64_t seq, int64_t n_tok)
 {
     const int64_t n = pages_of(k, n_tok);
@@ -176,7 +176,7 @@ static void copy_rows(struct device *dev, struct tensor x, int64_t to, int64_t f
     dev->ops->copy((char *)x.data + to * bytes, (const char *)x.data + from * bytes, n * bytes);
 }
 
-/* Copies the pages of the first len tokens of `from` that are not shared, in all layers of the class. */
+/* Copies the unshared pages of the first len tokens of `from`, in all layers of the class. */
 static void copy_pages(struct cache *c, struct device *dev, int64_t at, int64_t to, int64_t from, int64_t len)
 {
     struct cache_class *k = &c->classes[at];
@@ -256,7 +256,7 @@ bool cache_extend(struct cache *c, int seq, int64_t n_tok)
     return true;
 }
 
-/* Leaves the sequence its first n pages. */
+/* Frees all but the first n pages of the sequence. */
 static void let_go(struct cache_class *k, int64_t seq, int64_t n)
 {
     while (k->n_held[seq] > n) {
@@ -306,7 +306,8 @@ double cache_used(const struct cache *c)
 
 /* ---- passes ---- */
 
-/* The page table of the pass: a row per sequence. Its width is that of the longest sequence; with rings it is fixed. */
+/* The page table of the pass, a row per sequence, as wide as the longest sequence needs; with rings the width is
+ * fixed. */
 static struct tensor push_table(struct cache_class *k, struct device *dev, int64_t n_seq, const int32_t *seq)
 {
     int64_t width = k->window ? k->n_of_seq : 1;

@@ -1,11 +1,10 @@
-/* cache.h - what decoding keeps of earlier tokens: for each layer the rows and states that its mixer asks for
- * (cache_need in layer.h), rows in pages of MT_PAGE.
+/* cache.h - what decoding keeps of earlier tokens: for each layer the rows and states that its mixer needs (cache_need
+ * in layer.h), rows in pages of MT_PAGE.
  *
- * A sequence has a slot: a row of every state, and pages. In layers with a window the pages are a ring, long enough for
+ * A sequence has one row of every state, and pages. In layers with a window its pages are a ring, long enough for
  * window and chunk. In other layers pages come from a pool: a new sequence reserves the pages of all tokens that it may
- * have, and takes them as it grows. So a sequence that has begun always finishes. A forked sequence shares the full
- * pages of the first one, which no sequence writes any more; the last page, rings and states are copied. A sequence
- * that is cut gives back the pages behind its end.
+ * have, and takes them as it grows, so it can always finish. A forked sequence shares the full pages of the original,
+ * which neither writes any more; the last page, rings and states are copied.
  *
  * A pass with model_pass.cache adds tokens to some sequences, in any order: any number if these are all empty
  * (prefill), else at most `chunk` to each (decode). */
@@ -20,7 +19,7 @@ struct cache_size {
     int64_t n_tok;          /* tokens of all sequences that pages have room for, at least max_len */
 };
 
-struct cache_class; /* rows of layers whose pages have the same numbers */
+struct cache_class; /* rows with one window and ratio; in all layers they have the same page numbers */
 struct cache {
     struct cache_size size;
     struct layer_cache *layers; /* [n_layer] host: views of the arena; tables and slots are those of the last pass */
@@ -30,7 +29,7 @@ struct cache {
     int64_t bytes;      /* in the arena */
     struct cache_seq {
         bool used;
-        int64_t len, promised; /* tokens so far; and at most */
+        int64_t len, promised; /* tokens so far, and at most */
     } * seqs;                  /* [n_seq] host */
 };
 
@@ -40,21 +39,20 @@ int cache_open(struct cache *c, struct device *dev, struct arena *arena, const s
                const struct cache_size *size, struct err *err) MT_CHECK;
 void cache_close(struct cache *c); /* frees the host tables; c may be zeroed */
 
-/* Begins a sequence of at most n_tok tokens and returns its number; -1: there is no room now. */
+/* Begins a sequence of at most n_tok tokens and returns its number; -1: no room now. */
 int cache_take(struct cache *c, int64_t n_tok);
-/* Makes a copy of the first len tokens of sequence seq, which cache_has, that will have at most n_tok tokens; -1: there
- * is no room now. */
+/* Copies the first len tokens of seq, for which cache_has must hold, to a new sequence of at most n_tok tokens. Returns
+ * its number; -1: no room now. */
 int cache_fork(struct cache *c, struct device *dev, int seq, int64_t len, int64_t n_tok);
-/* Whether cache_fork of a sequence of len tokens would find room. */
+/* Whether cache_fork would find room. */
 bool cache_fork_fits(const struct cache *c, int64_t len, int64_t n_tok);
-/* Reserves pages so that the sequence may have n_tok tokens, at least those that it has; false: there is no room now.
- */
+/* Reserves pages for n_tok tokens of the sequence, at least those that it has; false: no room now. */
 bool cache_extend(struct cache *c, int seq, int64_t n_tok);
-/* Whether the sequence can be continued after its first len tokens: states exist at its end alone, and a ring has its
- * last tokens. */
+/* Whether the sequence can continue after its first len tokens. Without all of its tokens it cannot if layers have
+ * states, which exist only for its end, or if a ring has dropped tokens of the window. */
 bool cache_has(const struct cache *c, int seq, int64_t len);
-/* Leaves the sequence its first len tokens, which cache_has, and no room for others. False, and nothing is changed: its
- * last page would be shared with another sequence. */
+/* Shortens the sequence to its first len tokens, for which cache_has must hold, and frees the other pages, reserved
+ * ones too. False, with no change: its last page would be shared with another sequence. */
 bool cache_cut(struct cache *c, int seq, int64_t len);
 void cache_drop(struct cache *c, int seq);
 int64_t cache_len(const struct cache *c, int seq);

@@ -17,7 +17,7 @@ float fp8_expert_step(int32_t low, int32_t high)
     return high < 255 && high - low < BINADES && high > HIGHEST ? e8m0_value((uint32_t)(high - HIGHEST)) : 0;
 }
 
-/* Computes the steps (proj_fp8) of all experts and copies them to the host. Returns how many are exact. */
+/* Computes the steps (struct proj_fp8) of all experts and copies them to the host. Returns how many are exact. */
 static int64_t find_steps(struct device *dev, const struct weight *w, struct tensor step, float *host)
 {
     const int64_t mark = arena_mark(&dev->work);
@@ -38,7 +38,6 @@ static int64_t find_steps(struct device *dev, const struct weight *w, struct ten
     return n_exact;
 }
 
-/* The value of train.expert_dtype. */
 static const char *name_of(const struct weights *w) { return w->fp8_backward ? "fp8-backward" : "fp8"; }
 
 int fp8_experts_open(struct weights_read *f, struct proj *proj)

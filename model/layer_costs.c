@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Views have no data in a dry run, so that layers of the same shapes, formats and adapters have the same bytes. */
+/* Views have no data in a dry run, so equal bytes mean equal shapes, formats and adapters. */
 static bool equal(const struct arch *a, const struct layer_weights *w, const struct layer_pass *pass, int64_t x,
                   int64_t y)
 {

@@ -1,5 +1,5 @@
-/* layer_costs.h - in dry runs: memory and work of a layer's passes, measured once for layers that are equal. Plans make
- * thousands of dry runs of models with dozens of equal layers. */
+/* layer_costs.h - memory and work of a layer's passes in dry runs, measured once for equal layers: plans make thousands
+ * of dry runs of models with dozens of equal layers. */
 #ifndef MT_LAYER_COSTS_H
 #define MT_LAYER_COSTS_H
 
@@ -11,7 +11,7 @@ struct layer_cost {
     int64_t work; /* bytes of the work arena above those in use; -1: not measured */
     double flops, floor_ms;
 };
-/* What the costs of a layer in a pass depend on, besides the layer and the groups that it saves. */
+/* What a layer's costs in a pass depend on, besides the layer and the groups that it saves. */
 struct layer_pass {
     int64_t n_tok, n_seq, max_len, lowest_layer, expert_group;
     int64_t backward, unquantised, inputs, referring;
@@ -31,15 +31,15 @@ struct layer_costs {
     } costs[LAYER_COSTS];
 };
 
-/* The place of the costs of layer l saving `groups`; -1: no room. *layer: the layer whose pass measures these costs,
- * the same layer for forward and backward. */
+/* Index of the costs of layer l if it saves `groups` (SAVE_*); -1: no room. *layer: the layer whose forward and
+ * backward measure these costs for all equal ones. */
 int64_t layer_costs_find(struct layer_costs *c, const struct arch *a, const struct layer_weights *w,
                          const struct layer_pass *pass, int64_t l, int groups, int64_t *layer);
-/* Call them before and after the pass of the layer. The end stores its cost, and adds it to dev. */
+/* Call them before and after the layer's pass. The end stores its cost, and adds it to dev. */
 struct layer_cost layer_cost_begin(struct device *dev);
 void layer_cost_end(struct layer_costs *c, int64_t place, enum layer_step step, struct device *dev,
                     const struct layer_cost *before);
-/* Adds a measured cost to dev; false: not measured, the pass must be run. */
+/* Adds a measured cost to dev; false: not measured, run the pass. */
 bool layer_cost_known(const struct layer_costs *c, int64_t place, enum layer_step step, struct device *dev);
 
 #endif

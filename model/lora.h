@@ -185,8 +185,8 @@ void adapters_free(struct adapters *ad); /* frees the host tables */
 
 /* A target's padded rank on a device that needs multiples of `multiple`; q, k and v have the largest of the three. */
 int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int64_t multiple);
-/* Number of trained ranks of target t in a layer, whose product is q. For a stack it is the sum over its experts;
- * with ad->budget that share of the sum, rounded down, at least 1. */
+/* Trained lora ranks of target t in a layer, summed over the experts of a stack; with ad->budget that share of the sum,
+ * rounded down, at least 1. q: the target's product in the layer. */
 int64_t adapters_trained_ranks(const struct adapters *ad, const struct product *q, enum lora_target t);
 /* The largest lora rank of the trained targets. */
 int64_t adapters_max_rank(const struct adapters *ad);

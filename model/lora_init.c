@@ -1,9 +1,9 @@
-/* lora_init.c - the initial values of adapters by lora.init, from decoded weights, on the CPU.
- * For W [out, in] and scale s:
+/* lora_init.c - the initial values of adapters by lora.init, from decoded weights, on the CPU. For W [out, in] and
+ * scale s:
  *   pissa  B A = the best approximation of W = U S V^T of rank r (arXiv:2404.02948): A = (S/s)^1/2 V^T, B = U (S/s)^1/2
  *   olora  B A = Q R of the first r columns of W (arXiv:2406.01775): B = Q, A = Q^T W
- * PEFT trains these on W - s B A. Here the experts stay packed, so W does not change: the ranks from r on are frozen at
- * A0 = A, B0 = -B. Products then use W + s (B A - B0 A0), which is W before the first step. */
+ * PEFT trains these on W - s B A. Here the experts stay packed, so W does not change. Instead the lora ranks from r on
+ * are frozen at A0 = A, B0 = -B: products use W + s (B A - B0 A0), which is W before the first step. */
 #include "model/lora_init.h"
 
 #include <float.h>
@@ -13,8 +13,8 @@
 #include "kernels/format/quant.h"
 #include "model/layer.h"
 
-/* The singular vectors are exact where a side of W is at most EXACT; otherwise they come from ITERATIONS rounds of
- * subspace iteration with 2 r + EXTRA vectors. */
+/* The singular vectors are exact if a side of W is at most EXACT; else they come from ITERATIONS rounds of subspace
+ * iteration with 2 r + EXTRA vectors. */
 enum { EXACT = 128, EXTRA = 8, ITERATIONS = 8 };
 
 struct work {

@@ -9,8 +9,8 @@
 #define MAX_RANK  65536
 #define MAX_ALPHA 1000000
 
-/* The module of a Linear, in which # stands for the shared experts' name; NULL: a stack of experts. In families that
- * call mixers and networks by one name, this name (names.block) replaces the first part. */
+/* The module of a Linear, with # for the shared experts' name; NULL: a stack of experts. In families that call mixers
+ * and networks by one name, it (names.block) replaces the first part. */
 static const struct {
     const char *name, *module, *column; /* column: for tables of all targets */
 } target_rows[LORA_TARGETS] = {
@@ -122,7 +122,6 @@ static int unknown_target(const char *key, const char *word, struct err *err)
                    near ? near : "", near ? "?)" : "", known);
 }
 
-/* Finds the targets that a word names: one target, or a group. */
 static int find_targets(const char *key, const char *word, enum lora_target *first, enum lora_target *last,
                         struct err *err)
 {
@@ -158,7 +157,7 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
     return unknown_target(key, word, err);
 }
 
-/* The error for a target t, named by `word`, of which the model has no matrix that may be adapted. */
+/* The error for a target t, named by `word`, of which the model has no adaptable matrix. */
 static int refuse_target(const struct lora_model *model, const char *word, enum lora_target t, struct err *err)
 {
     char names[LORA_NAMES_TEXT] = "";
@@ -186,8 +185,8 @@ static int refuse_target(const struct lora_model *model, const char *word, enum 
                    word, model->family, names);
 }
 
-/* Finds the targets that a word names, with words of PEFT: in a model with short convolutions out_proj is the output of
- * both kinds of mixers. has: targets of the model; NULL: any. */
+/* find_targets with words of PEFT: in a model with short convolutions out_proj is the output of both kinds of mixers.
+ * has: targets of the model; NULL: any. */
 static int name_targets(const char *key, const char *word, const bool *has, bool named[LORA_TARGETS], struct err *err)
 {
     enum lora_target first = LORA_CONV_IN, last = LORA_CONV_IN;

@@ -1,5 +1,5 @@
-/* lora_options.h - the targets of adapters and their names; which targets with which ranks and scales the options name.
- */
+/* lora_options.h - the targets of adapters and their names; the options that choose targets, lora ranks, scales,
+ * layers. */
 #ifndef MT_LORA_OPTIONS_H
 #define MT_LORA_OPTIONS_H
 
@@ -55,7 +55,7 @@ struct lora_options {
     const char *layers;  /* "" or "all": every layer; else "0-3,7" */
 };
 
-/* What the options name. */
+/* The options, by target. */
 struct lora_choice {
     bool target[LORA_TARGETS];
     int64_t rank[LORA_TARGETS];
@@ -68,26 +68,26 @@ struct lora_model {
     bool frozen[LORA_TARGETS]; /* the model has the matrix, but no adapter may be on it */
 };
 
-/* Checks spelling and numbers of the options; it needs no checkpoint. */
+/* Checks spelling and numbers of the options without a checkpoint. */
 int lora_options_check(const struct lora_options *opt, struct err *err) MT_CHECK;
-/* Reads the options for the targets of `model`; NULL: of any model. */
+/* Reads the options for the targets of `model`; NULL: a model with all targets. */
 int lora_options_read(struct lora_choice *out, const struct lora_model *model, const struct lora_options *opt,
                       struct err *err) MT_CHECK;
-/* Reads the layers: layer_on [n_layer] =; NULL: any model. */
+/* Reads options.layers into layer_on [n_layer]; NULL: only checks the spelling. */
 int lora_options_layers(bool *layer_on, int64_t n_layer, const char *layers, struct err *err) MT_CHECK;
 
 #define LORA_NAMES_TEXT 512                        /* the names of all targets, separated by commas */
 const char *lora_target_name(enum lora_target t);  /* "q_proj" ... "gate_up_proj", "down_proj" */
 const char *lora_target_short(enum lora_target t); /* "q" ..., at most 7 letters: the column of a table */
-/* Whether the target is a stack of the routed experts. The others are Linears, whose place in a layer of transformers'
- * model is "self_attn.q_proj", "mlp.shared_experts.gate_proj", ... */
+/* Whether the target is a stack of the routed experts. The others are Linears, modules "self_attn.q_proj",
+ * "mlp.shared_experts.gate_proj", ... of a layer in transformers. */
 bool lora_target_is_stack(enum lora_target t);
 bool lora_target_is_shared(enum lora_target t);
 bool lora_target_is_dense(enum lora_target t);
 #define LORA_MODULE_TEXT 64
 void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
 const char *lora_experts_module(const struct tensor_names *names); /* "mlp.experts" */
-/* The place of a stack: "mlp.experts.gate_up_proj", without a gate "mlp.experts.up_proj". */
+/* The parameter of a stack: "mlp.experts.gate_up_proj", without a gate "mlp.experts.up_proj". */
 void lora_stack_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
 
 #endif

@@ -1,4 +1,4 @@
-/* lora_routing.c - lora.r_by = routing: lora ranks for only the experts that the router uses most. */
+/* lora_routing.c - see lora_routing.h. */
 #include "model/lora_routing.h"
 
 #include <string.h>

@@ -4,13 +4,13 @@
 
 #include "model/lora.h"
 
-/* rank [n_exp] =: distributes n_rank ranks, at most r for each expert. The expert with the most rows gets r, then the
- * next, while ranks are left; the last may get fewer. Ties: the lower number first. MoE-Sieve (arXiv:2603.24044)
- * chooses whole experts in this order; here the budget counts ranks. */
+/* Distributes n_rank lora ranks: rank [n_exp] =. The expert with the most rows gets r, then the next, while ranks are
+ * left; the last may get fewer. Ties: the lower number first. MoE-Sieve (arXiv:2603.24044) chooses whole experts in
+ * this order. */
 void lora_routing_ranks(int64_t *rank, const int64_t *rows, int64_t n_exp, int64_t r, int64_t n_rank);
-/* Zeroes the ranks of A that experts do not get, in new adapters, whose B is zero. Such ranks have no gradient in A or
- * B, so they stay zero. rows [n_layer, n_exp]: of every expert in a profile, the same on all ranks. Returns the share
- * of the rows of adapted layers whose expert has trained ranks. */
+/* Zeroes the lora ranks of A that experts do not get, in new adapters. As B is zero, these have no gradient and stay
+ * zero. rows [n_layer, n_exp]: each expert's rows in a profile, equal in all processes. Returns the share of these
+ * rows, in adapted layers, whose expert has trained ranks. */
 double lora_routing_apply(struct adapters *ad, struct device *dev, const struct arch *a, const int64_t *rows);
 
 #endif

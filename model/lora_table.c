@@ -1,5 +1,4 @@
-/* lora_table.c - what is printed about the adapters: a line per target, then per kind of layer the share of its
- * parameters that they cover. */
+/* lora_table.c - see lora_table.h. */
 #include "model/lora_table.h"
 
 #include <math.h>
@@ -48,7 +47,7 @@ static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
         snprintf(text, 64, "[%lld, %lld]", (long long)rows, (long long)cols);
 }
 
-/* Kinds of layers, for the share of their parameters that adapters cover, and the targets that adapt them. */
+/* Kinds of layers, for the share of parameters that adapters cover, and the targets that adapt them. */
 enum kind { KIND_DELTANET, KIND_MAMBA, KIND_CONV, KIND_ATTENTION, KIND_ROUTED, KIND_SHARED, KIND_DENSE, KINDS };
 static const struct {
     const char *name, *targets;
@@ -67,8 +66,8 @@ static enum kind product_kind(const struct arch *a, int64_t layer, int i, const 
     return lora_target_is_dense(q->target[0]) ? KIND_DENSE : KIND_ROUTED;
 }
 
-/* Per kind of layer that the model has: layers, parameters of matrices without routers and gates, and those that
- * adapters cover. */
+/* For each kind of layer in the model: layers, parameters of matrices without routers and gates, and of these the
+ * adapted ones. */
 struct cover {
     int64_t n_layer;
     double all, adapted;
@@ -158,8 +157,8 @@ static int frozen_text(const struct arch *a, char *text, size_t line)
                    : 0;
 }
 
-/* Writes the line of a target's matrices that have the shape of layer `first`, if no earlier layer has this shape;
- * returns the characters. */
+/* Writes the line of a target's matrices with the shape of layer `first`, if no earlier layer has it; returns the
+ * characters. */
 static int target_text(const struct adapters *ad, const struct arch *a, enum lora_target t, int64_t first, char *text,
                        size_t line)
 {

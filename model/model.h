@@ -1,7 +1,7 @@
 /* model.h - the whole model: embedding, layers, chunked loss head; one micro-batch at a time.
  *
  *   model_begin   allocates work memory, after what the caller has there; uploads the batch
- * model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last x the input of the final norm
+ *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last x that of the final norm
  *   model_loss    final norm, head, the objective's loss over the labelled tokens, added to the sums
  *   model_bwd     gradients of every adapter, added to the flat gradient
  *   model_end     frees that work memory
@@ -123,7 +123,7 @@ struct model_pass {
     const int32_t *cache_seq; /* [n_seq] the sequences in the cache */
     const struct adapters *adapters; /* in place of the model's own, forward only; NULL: its own */
     enum choices_use choices;        /* of experts; recorded ones are read with choices_read after model_fwd */
-    bool decode;                     /* some have tokens in the cache before this pass */
+    bool decode;                     /* some sequences have tokens in the cache before this pass */
     bool last; /* micro-batch of a step on this rank: a layer's gradients are complete when its backward is done. They
                 * are all-reduced then, and with adapters.opt.cpu_update copied out */
 };
@@ -220,8 +220,7 @@ bool model_calibrated(const struct model *m);
 /* With quantisation-aware training: computes the largest magnitudes of the weights. Error: one is not finite. Waits. */
 int model_check_quant(struct model *m, struct err *err) MT_CHECK;
 
-/* Whether all mixers take sequences that continue others (struct seqs): the least rows of a prefix for which the memory
- * of a plan suffices (layer.h); 0: a mixer takes none. */
+/* The least rows of a shared prefix (struct seqs) that all mixers take (mixer_kind.prefixes); 0: a mixer takes none. */
 int64_t model_prefixes(const struct arch *a);
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
@@ -289,8 +288,8 @@ void model_first_bad(struct model *m, char name[64]);
 /* Names the first adapter whose gradient is not finite; false when all are finite. */
 bool model_first_bad_grad(struct model *m, char name[64]);
 
-/* Labelled tokens per pass of the loss head whose logits take about logits_bytes. teacher: of a distillation, with f32
- * logits; otherwise logits have choice_logit_bytes. */
+/* Labelled tokens per pass of the loss head whose logits take about logits_bytes. A logit has choice_logit_bytes, or is
+ * f32 if the pass distils from a teacher. */
 int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes);
 
 #endif

@@ -1,5 +1,5 @@
 /* model_head.c - what generation, teachers and comparisons read of a forward pass: logits, drawn tokens, likeliest
- * tokens, losses of single tokens; the first activation or gradient that is not finite. */
+ * tokens, losses of tokens; the first activation or gradient that is not finite. */
 #include <stdio.h>
 
 #include "model/model.h"

@@ -51,15 +51,13 @@ static int check(const struct qat_options *opt, const struct adapters *ad, const
     return 0;
 }
 
-/* Whether a run keeps the weights' amax: those that follow from the adapters or the weights alone are computed again.
- */
+/* Whether a run keeps the weights' amax. Otherwise it computes them again, from the adapters or the weights. */
 static bool keeps(const struct qat_options *opt)
 {
     return opt->fixed && opt->merged && opt->weights.bits && fakequant_reads_amax(&opt->weights);
 }
 
-/* Adds the rows of a product of a layer, whose first amax is element `off`. Targets of one product share the amax of
- * their input. */
+/* Adds a product's rows to the table; `off`: its first amax. Targets of one product share their input's amax. */
 static void keep(const struct adapters *ad, struct amax_table *t, const struct product *p, int64_t layer, int64_t off,
                  bool input)
 {
@@ -75,7 +73,6 @@ static void keep(const struct adapters *ad, struct amax_table *t, const struct p
     }
 }
 
-/* Counts the amax, and checks the products. */
 static int count(struct qat *q, const struct arch *a, const struct adapters *ad, struct err *err)
 {
     struct product p[LAYER_PRODUCTS];
@@ -146,8 +143,7 @@ bool qat_is_adapted(const struct qat *q, const struct arch *a, const struct adap
     return any;
 }
 
-/* Whichever scale the rule chooses for an MXFP4 block, the block's values have codes at that scale, so they do not
- * change. */
+/* Every possible scale of an MXFP4 block has codes for the block's values, so they do not change. */
 bool qat_is_identity(const struct qat *q, const struct arch *a, const struct adapters *ad, enum weight_format experts)
 {
     const struct fakequant *w = &q->opt.weights;

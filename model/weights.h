@@ -71,8 +71,8 @@ struct parallel_weights {
 };
 
 struct layer_weights {
-    struct tensor attn_norm, ffn_norm;  /* [D] f32: before the mixer, the network; absent without */
-    struct tensor mixer_post, ffn_post; /* [D] f32: after them; absent without such norms */
+    struct tensor attn_norm, ffn_norm;  /* [D] f32: before mixer and network; absent if that is missing */
+    struct tensor mixer_post, ffn_post; /* [D] f32: after mixer and network; absent without such norms */
     struct hyper hyper_attn, hyper_ffn; /* before and after the mixer, the network; zeroed without arch.hyper */
     union {
 #define X(kind) struct kind##_weights kind;
@@ -88,18 +88,18 @@ struct layer_weights {
     struct parallel_weights parallel;   /* whose dense network is shared_up, shared_down, G = arch.d_dense */
     struct proj latent_down, latent_up; /* [Z, D], [D, Z] of ffn_latent.c; Z in place of D below */
     struct proj up, down; /* [E, glu_cols(F), D], [E, D, F]; with expert parallelism only this rank's E/P experts. A
-                           * dense layer has one matrix each, of its width */
+                             dense layer has one of each, of its own width */
 };
 
-/* FP8 products of a layer's experts (train.expert_dtype): matrices, those exact in e4m3, and the host copies of their
- * steps (struct proj_fp8). */
+/* FP8 products of a layer's experts (train.expert_dtype): number of matrices, of those exact in e4m3, host copies of
+ * their steps (struct proj_fp8). */
 struct fp8_layer {
     int64_t n_matrix, n_exact;
     float *steps[2]; /* [E] each */
     int n_step;
 };
 
-enum { HOST_EXPERT_SLOTS = 2 }; /* layers whose packed experts the device holds where others are in host memory */
+enum { HOST_EXPERT_SLOTS = 2 }; /* layers in host memory whose packed experts are on the device at a time */
 struct weights {
     struct weight embed, head;         /* [V, D]; head may share embed's bytes */
     struct tensor norm;                /* [D] f32, final */
@@ -110,17 +110,17 @@ struct weights {
     int64_t n_layer;                   /* of fp8 */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; all other weights */
     struct host_ring host; /* packed experts of weights_options.host_layers; the ring's places are in dev->weights */
-    int64_t packed_bytes;  /* the most that one layer's experts take on the device, if they are packed */
-    int64_t n_decoded, decoded_bytes; /* layers whose experts are decoded; their bytes minus their packed bytes */
+    int64_t packed_bytes;  /* on the device, of the layer with the largest experts, if they are packed */
+    int64_t n_decoded, decoded_bytes; /* layers with decoded experts; decoded minus packed bytes */
     char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
     enum weight_format expert_format; /* before layers are decoded */
-    uint64_t fingerprint;  /* hash of the checkpoint's tensors that were read, and of the format that experts were
-                              packed to. It covers the first 64 KiB of a tensor and, of experts in separate tensors, the
-                              first expert of every layer. It does not depend on the device, the ranks or decoded
-                              layers; 0 in a dry run, unless weights_options.hashed */
+    uint64_t fingerprint;  /* hash of the tensors that were read, and of the format that experts were packed to. It
+                              covers the first 64 KiB of a tensor and, of experts in separate tensors, each layer's
+                              first expert. It does not depend on device, ranks or decoded layers; 0 in a dry run,
+                              unless weights_options.hashed */
     uint64_t base;         /* as fingerprint, but without the format that experts were packed to */
-    struct base_hash hash; /* of all bytes that were read, whatever that format is; with expert parallelism it has only
-                              this rank's experts until base_hash_join */
+    struct base_hash hash; /* of all bytes that were read, without that format; with expert parallelism only of this
+                              rank's experts until base_hash_join */
     int64_t n_unused;      /* tensors of the checkpoint that moetrain does not read */
     const char *unused;    /* name of the first of them; valid until st is closed */
 };
@@ -128,19 +128,19 @@ struct weights {
 struct weights_options {
     const struct quantize *quantize; /* format to pack to while loading, dense feed-forward networks too; NULL: none */
     bool embed_on_host;              /* keep the embedding in dev->host, unless it is also the head */
-    int64_t decoded_layers; /* number of last layers whose experts are decoded once by op_decode; their packed bytes
-                               are temporary, in dev->work */
+    int64_t decoded_layers; /* number of last layers whose experts are decoded once by op_decode; their packed bytes are
+                               in dev->work until then */
     int64_t host_layers; /* number of routed layers, evenly spaced among those that are not decoded, whose experts are
                             kept in dev->host; host_bytes: weights.packed_bytes of them */
     int64_t host_bytes;
     enum fp8_products fp8; /* of routed experts (train.expert_dtype) */
-    bool checked; /* an earlier dry run found all tensors: this one looks for those of a layer's first expert alone, and
-                     counts no unused ones */
+    bool checked; /* an earlier dry run found all tensors: this one looks only for those of each layer's first expert,
+                     and counts no unused ones */
     bool hashed;  /* sets weights.fingerprint in a dry run too */
     const struct comm *ep; /* expert-parallel group: only this rank's experts are read; NULL: one rank */
 };
-/* Allocates every tensor on dev->weights and copies it there; a dry run only counts the bytes. Each name, shape and
- * format is checked before its tensor is copied; the error names the tensor and the expected shape. */
+/* Allocates every tensor on dev->weights and copies it, after checking name, shape and format; a dry run only counts
+ * the bytes. The error names the tensor and the expected shape. */
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  const struct weights_options *opt, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* frees the host table only */
@@ -154,12 +154,12 @@ const char *weights_prefix(const struct safetensors *st);
 struct weights_source {
     const struct arch *arch;
     const struct safetensors *st;
-    struct base_hash *hash; /* each loaded part is added to it, except in a dry run; after all parts it equals the hash
-                               of weights_load. NULL: none */
+    struct base_hash *hash; /* each loaded part is added, except in a dry run; after all parts it equals the hash of
+                               weights_load. NULL: none */
 };
-/* Load one part: one layer (packed by q as in weights_load, but without the cache), the embedding, or the head with the
- * final norm and the weights of the streams before it (without streams: zero). Each allocates on dev->weights; the
- * caller releases it. */
+/* Load one part on dev->weights, which the caller releases: one layer (packed by q as in weights_load, but without the
+ * cache); the embedding; the head, with the final norm and hyper, the weights that sum several residual streams before
+ * it (one stream: zeroed). */
 int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct weights_source *from,
                        const struct quantize *q, int64_t layer, struct err *err) MT_CHECK;
 int weights_load_embed(struct weight *embed, struct device *dev, const struct weights_source *from,
@@ -167,19 +167,19 @@ int weights_load_embed(struct weight *embed, struct device *dev, const struct we
 int weights_load_head(struct weight *head, struct tensor *norm, struct hyper *hyper, struct device *dev,
                       const struct weights_source *from, struct err *err) MT_CHECK;
 
-/* The experts that this rank of `ep` holds, of a layer with n_exp. */
+/* The experts of a layer with n_exp that this rank of `ep` holds. */
 struct expert_range {
     int64_t first, count;
 };
 struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
 
 /* ---- for the load functions of struct mixer_kind and struct ffn_kind (model/layer.h). struct weights_read is the
- * layer being loaded. `name` is the checkpoint's name after "model.layers.N."; suffix is ".weight" or ".bias". Each
- * call checks the shape, allocates on dev->weights and copies. A value that is not finite is an error. */
+ * layer being loaded. `name` is the checkpoint's name after "model.layers.N."; suffix is ".weight" or ".bias". The
+ * functions check the shape, allocate on dev->weights and copy. A value that is not finite is an error. */
 struct weights_read;
 bool weights_has(const struct weights_read *f, const char *name, const char *suffix);
-/* Fails if the checkpoint has this tensor: it belongs to `what`, which config.json does not give to the layer, so the
- * weights were trained for another kind. keys: those of config.json to correct, "a or b". */
+/* Fails if the checkpoint has this tensor of `what`, which the layer lacks according to config.json. keys: the keys of
+ * config.json to correct, "a or b". */
 int weights_refuse(struct weights_read *f, const char *name, const char *suffix, const char *what,
                    const char *keys) MT_CHECK;
 int weights_vector(struct weights_read *f, struct tensor *out, const char *name, const char *suffix,
@@ -197,7 +197,7 @@ int weights_conv(struct weights_read *f, struct tensor *out, const char *name, i
 /* Reads a tensor [n_row, n_col] in f32; name has no suffix. */
 int weights_table(struct weights_read *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col) MT_CHECK;
 /* Reads the experts of every token id, [V, n_top] i32; an error unless each row has distinct numbers below n_exp. name
- * without suffix. */
+ * has no suffix. */
 int weights_hash_table(struct weights_read *f, struct tensor *out, const char *name, int64_t n_top,
                        int64_t n_exp) MT_CHECK;
 /* Reads a matrix that model.quantize does not pack. */
@@ -215,8 +215,8 @@ struct stored_rows {
     struct row_order order; /* row order of a single part without bias */
 };
 int weights_rows(struct weights_read *f, struct proj *p, const struct stored_rows *r, bool biased) MT_CHECK;
-/* The two matrices of every expert that this rank holds, in any layout that a checkpoint may have; packed or decoded as
- * weights_options says. arch.expert_bias says whether they have biases. */
+/* This rank's experts, two matrices each, in any layout of checkpoints; packed or decoded by weights_options, with
+ * biases if arch.expert_bias. */
 struct stored_experts {
     const char *stack;   /* name of one tensor with all experts, "mlp.experts.gate_up_proj"; NULL: no such layout */
     const char *part[2]; /* names of one expert's tensors, # is its number; rows of part[1] (if any) follow part[0] */

@@ -1,5 +1,5 @@
 /* weights_experts.c - loads the routed experts of a layer: one tensor for all, or one per expert, in any layout of
- * model/stored/. Experts of decoded layers are read into dev->work first, and decoded from there to dev->weights. */
+ * model/stored/. Experts of decoded layers are read into dev->work, and decoded from there to dev->weights. */
 #include <stdio.h>
 #include <string.h>
 
@@ -20,8 +20,8 @@ static struct name expert_name(const struct weights_read *f, const char *pattern
     return n;
 }
 
-/* Sets which ranks read the tensors that follow: those of this rank's experts or, with `other`, those of other ranks'
- * experts. Every rank reads a dense layer. */
+/* Sets which ranks read the tensors that follow: this rank's experts or, with `other`, those of other ranks. All ranks
+ * read a dense layer. */
 static void read_experts(struct weights_read *f, bool other)
 {
     f->ck.reader = !arch_is_routed(f->a, f->layer) ? READ_BY_ALL : other ? READ_ELSEWHERE : READ_HERE;
@@ -37,8 +37,8 @@ static struct st_tensor own_part(const struct weights_read *f, const struct st_t
     return part;
 }
 
-/* Finds whether the stack `name` is [E, in, out]. Files of Qwen3-VL-MoE are, but those that transformers saved are
- * [E, out, in]: transformers decides by the shape. So a square matrix has no known orientation. */
+/* Finds whether the stack `name` is [E, in, out], as in published files of Qwen3-VL-MoE; transformers saves [E, out,
+ * in], and decides by the shape. So the orientation of a square matrix is unknown. */
 static int find_transposed(const struct weights_read *f, const char *name, int64_t n_out, int64_t n_in, bool *turned)
 {
     const struct st_tensor *t = safetensors_find(f->ck.st, name);
@@ -89,8 +89,8 @@ static int load_expert_biases(struct weights_read *f, struct tensor *bias, const
     return 0;
 }
 
-/* Loads experts with one or two matrices each, as bitsandbytes stores them. Checks the matrices of all experts, and
- * reads those of this rank. On every rank the matrices of the first expert enter the fingerprint. */
+/* Loads experts with one or two matrices each, as bitsandbytes stores them. Checks all experts' matrices, and reads
+ * those of this rank. On every rank the first expert's matrices enter the fingerprint. */
 static int load_per_expert(struct weights_read *f, struct weight *w, struct tensor *bias,
                            const struct stored_experts *p)
 {
@@ -114,7 +114,6 @@ static int load_per_expert(struct weights_read *f, struct weight *w, struct tens
     return rc;
 }
 
-/* Whether the checkpoint has a separate tensor for the first expert. */
 static bool has_experts(const struct weights_read *f, const struct stored_experts *p)
 {
     bool any = false;
@@ -138,7 +137,6 @@ static int load_stack_bias(struct weights_read *f, struct tensor *bias, const ch
     return weights_read_put_f32(f, bias->data, &own, f->own.count * n_out, 0);
 }
 
-/* Loads the stack of one product in any layout: a tensor per expert, or one for all. */
 static int load_experts(struct weights_read *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
     const struct name name = weights_read_name(f, p->stack, "");

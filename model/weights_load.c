@@ -125,7 +125,6 @@ static int load_head(struct weights_read *f, struct weight *head)
                    checkpoint_name(&f->ck, full, sizeof(full), name.s));
 }
 
-/* Loads the weights of the streams before the final norm. */
 static int load_hyper_head(struct weights_read *f, struct hyper *h)
 {
     const struct name name[] = {end_name(f, "hc_head.hc_fn", ""), end_name(f, "hc_head.hc_base", ""),
@@ -140,8 +139,8 @@ static int load_last_norm(struct weights_read *f, struct tensor *norm)
     return weights_read_norm(f, norm, end_name(f, own ? own : "norm", ".weight").s, f->a->d_model);
 }
 
-/* Loads the embedding, the head and the final norm. The embedding may be in host memory, because a step reads few of
- * its rows. An embedding that is also the head stays on the device. */
+/* Loads embedding, head and final norm. The embedding may be in host memory, because a step reads few of its rows,
+ * unless it is also the head. */
 static int load_ends(struct weights_read *f, struct weights *w, bool embed_on_host)
 {
     f->arena = embed_on_host && has_head(f) ? &f->dev->host : &f->dev->weights;
@@ -175,8 +174,7 @@ static void open_host_experts(struct weights_read *f, const struct weights_optio
     for (int64_t s = 0; s < r->n_slot; s++) r->slot[s] = arena_push(&f->dev->weights, opt->host_bytes);
 }
 
-/* After an error: if a file is missing or a format is unsupported, replaces the error by that one, which is the
- * cause. */
+/* If the cause of an error is a missing file or an unsupported format, replaces it by an error that says so. */
 static void explain(const struct weights_read *f, struct err *err)
 {
     if (!checkpoint_check_missing(&f->ck, err)) (void)!formats_check(f->ck.st, f->a, err);

@@ -1,7 +1,7 @@
 /* weights_read.c - copies tensors of a layer into dev->weights: vectors, and matrices in any format. It drops each
  * mapped page after reading it, so that the host needs little more than one copy. Matrices keep their bytes from disk,
- * unless model.quantize packs them (model/stored/quantize.h). Some change their layout: bitsandbytes' per-expert
- * matrices become stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
+ * unless model.quantize packs them (model/stored/quantize.h) or their layout changes: bitsandbytes' per-expert matrices
+ * become stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
 #include "model/weights_read.h"
 
 #include <math.h>
@@ -36,7 +36,7 @@ int weights_read_put(struct weights_read *f, char *dst, const struct st_tensor *
     return 0;
 }
 
-/* Warns of the first value so large that no trained norm, bias or sink has it: it is finite, but suppresses all
+/* Warns of the first value that is finite, but larger than any trained norm, bias or sink, so that it suppresses all
  * others. */
 static void warn_of_magnitude(struct weights_read *f, const struct st_tensor *t, const float *x, int64_t n)
 {
@@ -119,7 +119,6 @@ int weights_read_norm(struct weights_read *f, struct tensor *out, const char *na
     return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0);
 }
 
-/* For the log of what was packed, and for errors. */
 static const char *what_of(const struct weights_read *f, enum role role)
 {
     if (role == ROLE_EXPERTS) return "routed experts";
@@ -159,7 +158,6 @@ static int check_alike(struct weights_read *f, const struct source *s, int64_t n
     return 0;
 }
 
-/* Writes the plane of one source to dst. */
 static int put_plane(struct weights_read *f, char *dst, const struct source *s, const struct format *to, int plane)
 {
     const int64_t bytes = source_bytes(s, to, plane);
@@ -179,7 +177,7 @@ static int put_plane(struct weights_read *f, char *dst, const struct source *s, 
     return 0;
 }
 
-/* Writes a plane of n sources, one after the other; for a table that of the first source, since all have the same. */
+/* Writes a plane of n sources, one after the other; of a table, which all share, only once. */
 static int put_planes(struct weights_read *f, struct weight *w, const struct source *s, int64_t n,
                       const struct format *to, int plane)
 {
@@ -213,8 +211,8 @@ void weights_read_describe(struct weights_read *f, enum weight_format held, bool
                  !f->quantizer.q.format || stored ? "" : ", as in the checkpoint");
 }
 
-/* Returns 1 if model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. With
- * model.quantize_attention, experts that the checkpoint has packed keep their format. */
+/* 1 if model.quantize packs matrices of this role and this one is not packed yet, else 0; -1: an error. With
+ * model.quantize_attention, experts packed in the checkpoint keep their format. */
 static int wants_packing(struct weights_read *f, const struct source *s, enum role role)
 {
     const bool attention = f->quantizer.q.attention, nested = s->nested_absmax != NULL;
@@ -223,7 +221,7 @@ static int wants_packing(struct weights_read *f, const struct source *s, enum ro
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, safetensors_stored(s->data), f->err) : 0;
 }
 
-/* Checks that each of several sources that form one matrix ends where a block of the matrix ends. */
+/* Checks that each of several sources of one matrix ends where a block of the matrix ends. */
 static int check_ends(struct weights_read *f, const struct weight *w, const struct source *s, int64_t n)
 {
     for (int64_t i = 0; i < n && n != w->n_exp; i++)
@@ -263,7 +261,6 @@ int weights_read_matrix(struct weights_read *f, struct weight *w, const char *na
     return source_find(&s, &f->ck, name, n_out, n_in, f->err) || weights_read_stack(f, w, &s, 1, role) ? -1 : 0;
 }
 
-/* Puts the rows of one source in the order of memory. */
 static int stack_in_order(struct weights_read *f, struct weight *w, const struct source *s, const struct row_order *o,
                           enum role role)
 {

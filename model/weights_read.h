@@ -1,5 +1,5 @@
-/* weights_read.h - the state of a checkpoint that is being loaded, and copying its tensors: for weights_load.c and
- * weights_experts.c. weights_read.c also has the functions that weights.h gives to kinds of layers. */
+/* weights_read.h - the state of a checkpoint that is being loaded, and functions that copy its tensors, for
+ * weights_load.c and weights_experts.c. weights_read.c also implements the load functions of weights.h. */
 #ifndef MT_WEIGHTS_READ_H
 #define MT_WEIGHTS_READ_H
 
@@ -34,8 +34,7 @@ struct name {
 struct name weights_read_name(const struct weights_read *f, const char *rest, const char *suffix);
 
 /* What a matrix is for: model.quantize packs experts and networks (shared experts, dense layers),
- * model.quantize_attention packs attention. FP8 of a checkpoint is decoded to bf16 in ROLE_OTHER; the other roles keep
- * its bytes. */
+ * model.quantize_attention packs attention. FP8 is decoded to bf16 in ROLE_OTHER; the other roles keep its bytes. */
 enum role { ROLE_OTHER, ROLE_UNPACKED, ROLE_ATTENTION, ROLE_NETWORK, ROLE_EXPERTS };
 
 /* Allocates bytes of a weight; NULL in a dry run. */
@@ -47,7 +46,7 @@ int weights_read_put_f32(struct weights_read *f, void *dst, const struct st_tens
 /* Joins n sources into w: one per expert (n == w->n_exp), or n / w->n_exp blocks of rows per matrix. The caller has set
  * the shape of w. */
 int weights_read_stack(struct weights_read *f, struct weight *w, const struct source *s, int64_t n, enum role role);
-/* Writes weights.experts, from the first routed experts, or from dense layers where there are none. held: the format in
+/* Writes weights.experts, which describes the first routed experts or, without any, dense layers. held: the format in
  * memory, unless the experts are packed; stored: the format of a source that is decoded while it is loaded, else
  * NULL. */
 void weights_read_describe(struct weights_read *f, enum weight_format held, bool nested, const char *stored,

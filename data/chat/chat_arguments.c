@@ -1,4 +1,4 @@
-/* chat_arguments.c - rewrites messages with the arguments of their tool calls as objects or as strings. */
+/* chat_arguments.c - see chat_arguments.h. */
 #include "data/chat/chat_arguments.h"
 
 #include <string.h>
@@ -53,8 +53,7 @@ static int put_other(struct text_buf *t, struct json arguments, struct err *err)
     return 0;
 }
 
-/* Writes a value. in_call: it is a call, its `function`, or a list of calls; otherwise it is a message, or a list of
- * messages. */
+/* Writes a value: with in_call a call, its `function`, or a list of calls, else a message, or a list of messages. */
 static int put_value(struct text_buf *t, struct json value, bool in_call, enum chat_arguments form, struct err *err)
 {
     const bool array = json_type(value) == JSON_ARRAY;

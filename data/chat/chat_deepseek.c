@@ -1,8 +1,8 @@
-/* chat_deepseek.c - DeepSeek V4's encoder, written in C.
+/* chat_deepseek.c - DeepSeek V4's encoder, in C.
  *
- * First, messages become turns: consecutive user and tool messages are one user turn. Then each turn is written.
- * With `thinking` on, which is not the default, answers after the last user turn have their reasoning; earlier ones
- * have it when drop_thinking is false or tools are given. A user turn ends in the marks that begin the answer. */
+ * First, messages become turns: consecutive user and tool messages are one user turn. Then each turn is written. With
+ * `thinking` (default: off), answers after the last user turn have their reasoning; earlier ones have it if
+ * drop_thinking is false or there are tools. A user turn ends with the tokens that begin the answer. */
 #include "data/chat/chat_deepseek.h"
 
 #include <string.h>
@@ -161,7 +161,6 @@ static int put_user(struct chat *c, const struct turn *t, struct err *err)
     return rc;
 }
 
-/* Writes an object's members, each as text or as JSON. */
 static int put_members(struct chat *c, struct json arguments, struct err *err)
 {
     const char *key, *s;
@@ -181,8 +180,8 @@ static int put_members(struct chat *c, struct json arguments, struct err *err)
     return 0;
 }
 
-/* Writes the arguments of a call: an object, or its JSON as a string. A string that is not JSON becomes the value of
- * one parameter, `arguments`. */
+/* Writes a call's arguments: an object, or its JSON as a string. Other strings become the value of one parameter,
+ * `arguments`. */
 static int put_arguments(struct chat *c, struct json arguments, struct err *err)
 {
     const char *s;

@@ -1,4 +1,4 @@
-/* chat_dropped.c - marks the parts of a row, to find those that a chat template leaves out. */
+/* chat_dropped.c - marks the parts of a row, to find those that a chat template omits. */
 #define _GNU_SOURCE /* memmem */
 #include "data/chat/chat_dropped.h"
 
@@ -15,7 +15,6 @@ void chat_marks_free(struct chat_marks *m)
     *m = (struct chat_marks){0};
 }
 
-/* A new mark for a part. */
 static const char *mark_of(struct chat_marks *m, int64_t message, const char *what, char text[32])
 {
     m->items = mem_reserve(m->items, &m->cap, m->n + 1, sizeof(*m->items));
@@ -46,7 +45,6 @@ void chat_marks_find(struct chat_marks *m, const struct text_buf *text)
 
 /* ---- the copy */
 
-/* Writes a string and the mark. */
 static int put_marked(struct chat_marks *m, struct json string, const char *mark, struct err *err)
 {
     if (text_put_json(&m->row, string, err)) return -1;
@@ -71,7 +69,7 @@ static int put_scalar(struct chat_marks *m, struct json value, const char *mark,
     return 0;
 }
 
-/* Writes a string or an object so that each string ends in the mark, except the values of `type` and `id`. Copies other
+/* Writes a string or an object with the mark at the end of each string, except values of `type` and `id`. Copies other
  * values. */
 static int put_strings(struct chat_marks *m, struct json value, const char *mark, struct err *err)
 {
@@ -89,7 +87,7 @@ static int put_strings(struct chat_marks *m, struct json value, const char *mark
     return 0;
 }
 
-/* Writes the items of a list, each with a mark; copies a value that is no list. */
+/* Writes a list with a mark in each item; copies a value that is no list. */
 static int put_items(struct chat_marks *m, struct json list, int64_t message, const char *what, struct err *err)
 {
     char mark[32];
@@ -173,7 +171,8 @@ static int put_calls(struct chat_marks *m, struct json calls, int64_t message, c
     return 0;
 }
 
-/* Writes a content that is an object: its strings end in the mark. Without strings, one more member has the mark. */
+/* Writes a content that is an object, with the mark at the end of its strings or, without strings, in an additional
+ * member. */
 static int put_content_object(struct chat_marks *m, struct json content, const char *mark, struct err *err)
 {
     const int64_t at = m->row.size;

@@ -6,9 +6,9 @@
 
 #define CHAT_NAMES "chatml, gemma4, lfm2, llama3, minimax, mistral, nemotron, zephyr" /* for messages */
 
-/* The Jinja text; NULL: there is none of this name. */
+/* The Jinja text; NULL: no such name. */
 const char *chat_named_text(const char *name);
-/* Special token i that the template writes beside those of tokenizer_config.json; NULL: there are no more. */
+/* Special token i that the template writes beside those of tokenizer_config.json; NULL: no more. */
 const char *chat_named_token(const char *name, int64_t i);
 
 #endif

@@ -1,9 +1,9 @@
 /* chat_reader.c - rows of conversations -> samples.
  *
- * Marks show whether a template leaves out a part: the row is rendered again with a mark in each part, and a part is
- * written when its mark is in a sample. For answers, and for messages after the last answer, it is enough that the mark
- * is in the conversation rendered up to this message. Only rows in doubt are rendered again: those in which a message
- * has a shape (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
+ * Marks show whether a template omits a part: the row is rendered again with a mark in each part, and a part is written
+ * if its mark is in a sample. For answers, and for messages after the last answer, it suffices that the mark is in the
+ * conversation rendered up to this message. Only rows in doubt are rendered again: those with a message whose shape
+ * (chat_dropped_shapes) no earlier row had, and those whose samples lack the text of a message. */
 #include "data/chat/chat_reader.h"
 
 #include <stdio.h>
@@ -90,7 +90,7 @@ static int64_t n_shown(const struct chat_samples *s, struct json messages, const
     return job->prompt ? json_count(messages) - job->opt.leave_out : s->n_messages;
 }
 
-/* Number of messages whose parts must be written. A prompt leaves out the answers at the end. */
+/* Number of messages whose parts must be written: a prompt omits the answers at the end. */
 static int64_t n_checked(struct json messages, const struct job *job)
 {
     return json_count(messages) - (job->prompt ? job->opt.leave_out : 0);
@@ -120,8 +120,8 @@ static bool has_doubt(struct chat_reader *r, struct json row, int64_t n, int64_t
 
 /* ---- parts that are not written ---- */
 
-/* If the template does not know the role of a message, adds the roles that it knows to an error, unless its text names
- * them. Returns -1. */
+/* If the template does not know a message's role, adds the roles that it knows to an error, unless that names them.
+ * Returns -1. */
 static int name_roles(const struct chat_reader *r, struct json messages, struct err *err)
 {
     const char *names[CHAT_ROLES + CHAT_ALIASES], *role;
@@ -139,8 +139,8 @@ static int name_roles(const struct chat_reader *r, struct json messages, struct 
     return -1;
 }
 
-/* Looks for marks in the text that ends with this message. The samples may lack a part of an earlier answer that this
- * text has: gpt-oss's template drops reasoning before a final answer. The samples also lack the messages from n on. */
+/* Looks for marks in the text rendered up to this message. It may have a part of an earlier answer that the samples
+ * lack: gpt-oss's template drops reasoning before a final answer. The samples also lack the messages from n on. */
 static void find_in_own_text(struct chat_reader *r, struct json marked, int64_t message, int64_t n,
                              const struct job *job)
 {
@@ -173,7 +173,7 @@ static void name_lost(struct chat_reader *r, struct json row, const struct chat_
         (void)name_roles(r, json_find(row, "messages"), &r->why);
 }
 
-/* Looks for all marks; the samples have n messages. Sets lost, and mute for answers of which nothing is written. */
+/* Looks for all marks; the samples have n messages. Sets lost, and mute for answers without a written part. */
 static void find_lost(struct chat_reader *r, struct json row, struct json marked, int64_t n, const struct job *job)
 {
     const struct json messages = json_find(row, "messages");
@@ -211,7 +211,7 @@ static void note_media(struct chat_reader *r, struct json object)
     }
 }
 
-/* Renders the row with marks, when there is a doubt. */
+/* Renders the row with marks, if in doubt. */
 static int check(struct chat_reader *r, struct json row, struct json original, const struct job *job, struct err *err)
 {
     const struct json messages = json_find(row, "messages");
@@ -233,8 +233,8 @@ static int check(struct chat_reader *r, struct json row, struct json original, c
 
 /* ---- rows ---- */
 
-/* Makes the samples of a row that the template takes as it is. If a part is lost and only a warning is wanted, makes
- * them again without loss on the answers of which nothing is written. */
+/* Makes the samples of a row that the template takes unchanged. If the template omits a part and data.dropped asks only
+ * for a warning, makes them again without loss on answers of which nothing is written. */
 static int read_plain(struct chat_reader *r, struct json row, struct json original, const struct job *job,
                       struct err *err)
 {

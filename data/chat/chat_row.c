@@ -52,7 +52,6 @@ int chat_row_check_loss(struct json object, bool message, struct err *err)
 
 /* ---- values ---- */
 
-/* Writes the value without its null members. */
 static int put_without_nulls(struct writer *w, struct json value, struct err *err)
 {
     const char *key;
@@ -111,8 +110,8 @@ static bool calls_are_plain(const struct chat_rules *rules, struct json calls)
     return plain;
 }
 
-/* Whether a value of `tool_calls` or `function_call` has a call, or something that is not a call and becomes an error.
- * False: null, empty lists, blank text. */
+/* Whether a value of `tool_calls` or `function_call` has a call, or something else that becomes an error. False: null,
+ * empty lists, blank text. */
 static bool has_calls(struct json calls)
 {
     const char *s;
@@ -328,8 +327,8 @@ static int put_flat(struct writer *w, struct json parts, struct err *err)
     return put_part_details(w, parts, err);
 }
 
-/* What to write as the content of an answer that is a call: null or "" where the template needs one of them; NULL: the
- * content as it is. */
+/* The content to write for an answer that is a call: null or "" if the template needs it; NULL: the content
+ * unchanged. */
 static const char *call_content(const struct writer *w, struct json content)
 {
     const struct chat_rules *rules = w->opt->rules;
@@ -383,7 +382,6 @@ static int put_content(struct writer *w, const char *role, struct json message, 
     return text_put_json(w->t, content, err);
 }
 
-/* Whether both have the same value under `key`. */
 static bool same_value(struct json a, struct json b, const char *key)
 {
     struct text_buf x = {0}, y = {0};
@@ -397,8 +395,8 @@ static bool same_value(struct json a, struct json b, const char *key)
     return same;
 }
 
-/* Whether message i is a call that may join the message `first`: its other keys, such as `loss`, have the same values
- * in `first`. */
+/* Whether message i is a call that may join the message `first`: their other keys, such as `loss`, have equal
+ * values. */
 static bool joins(const struct writer *w, struct json first, int64_t i)
 {
     const struct json message = json_at(w->messages, i);
@@ -410,8 +408,8 @@ static bool joins(const struct writer *w, struct json first, int64_t i)
     return true;
 }
 
-/* Writes the calls of message *i. When the template writes several calls of a message, it also writes those of the
- * following messages that are only a call, and *i moves to the last of these. */
+/* Writes the calls of message *i. If the template writes several calls of a message, also writes those of the following
+ * messages that are only a call, and moves *i to the last of these. */
 static int put_calls(struct writer *w, int64_t *i, struct err *err)
 {
     const struct json message = json_at(w->messages, *i);
@@ -430,7 +428,7 @@ static int put_calls(struct writer *w, int64_t *i, struct err *err)
     return 0;
 }
 
-/* Writes message *i; *i moves to the last message whose calls it includes (put_calls). */
+/* Writes message *i and moves *i to the last message whose calls it includes (put_calls). */
 static int put_message(struct writer *w, int64_t *i, struct err *err)
 {
     const struct json message = json_at(w->messages, *i);

@@ -85,7 +85,7 @@ static bool writes(const struct chat_template *t, const char *messages, const ch
     return yes;
 }
 
-/* Whether the template writes the content of a message of this role, at one of the places where such messages are. */
+/* Whether the template writes the content of a message of this role, at one of its usual positions. */
 static bool writes_role(const struct chat_template *t, const char *role, const char *content)
 {
     static const char *const around[][2] = {{"", ", " USER ", " ANSWER},

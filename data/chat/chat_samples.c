@@ -2,9 +2,8 @@
  *
  * For the answer in message i, the prompt P is the rendered text of the messages before it with add_generation_prompt;
  * F is the rendered text of these messages and the answer. F normally begins with P, and the rest of F is what the
- * model should write; begin_of handles the exceptions (README.md has the reasons). Answers are taken from the last to
- * the first. An answer joins the current sample when P and the answer are a prefix of it; otherwise they become a new
- * sample. */
+ * model should write; begin_of handles the exceptions (README.md has the reasons). Answers are taken from last to
+ * first. An answer joins the current sample if P and the answer are a prefix of it, else it begins a new one. */
 #define _GNU_SOURCE /* memmem */
 #include "data/chat/chat_samples.h"
 
@@ -21,8 +20,8 @@ struct conversation {
     int64_t n;            /* messages */
     bool *answers, *want; /* [n] assistant messages; those with loss */
     int64_t n_answers, n_want;
-    int64_t (*in_full)[2], (*in_text)[2]; /* [n] places of the messages (chat_options) in an answer's text and in the
-                                             whole conversation; {0, 0}: unknown */
+    int64_t (*in_full)[2], (*in_text)[2]; /* [n] bytes of the messages (chat_options.places) in an answer's text and in
+                                             the whole conversation; {0, 0}: unknown */
     int64_t n_full;                       /* messages of the text that in_full belongs to; 0: none */
     bool has_details;                     /* an answer with loss has train_detail */
 };
@@ -73,7 +72,7 @@ static int get_switch(struct json message, const char *key, bool *given, bool *o
     return 0;
 }
 
-/* *yes: no key of the message removes its loss. *forced: a key gives it loss whatever data.loss_on says. */
+/* *yes: no key of the message removes its loss. *forced: a key adds loss whatever data.loss_on says. */
 static int is_trained(struct json message, bool *yes, bool *forced, struct err *err)
 {
     static const struct {
@@ -181,7 +180,7 @@ static bool skip_mark(const char **s, const char *end, const char *mark)
 }
 
 /* Counts answers whose text lacks their reasoning, and answers that begin with an empty reasoning block. False: the
- * answer is only reasoning and the text lacks it, so that an empty turn is left. */
+ * answer is only reasoning that the text lacks, so its turn is empty. */
 static bool note_reasoning(struct conversation *s, int64_t message, const char *answer, int64_t size)
 {
     const struct json answer_of = json_at(s->messages, message),
@@ -202,7 +201,7 @@ static bool note_reasoning(struct conversation *s, int64_t message, const char *
     return !empty;
 }
 
-/* Renders the first n messages. places: those of chat_options, or NULL. */
+/* Renders the first n messages. places: as in chat_options, or NULL. */
 static int render(struct conversation *s, struct text_buf *t, int64_t n, bool prompt, int64_t (*places)[2],
                   struct err *err)
 {
@@ -230,7 +229,7 @@ static bool begins_with(const struct text_buf *t, const struct text_buf *with)
     return with->size <= t->size && !memcmp(t->text, with->text, (size_t)with->size);
 }
 
-/* End of the answer at the end of t: white space after its last token belongs to the template, not to the model. */
+/* End of the answer at the end of t: white space after its last token is the template's, not the model's. */
 static int64_t answer_end(const struct conversation *s, const struct text_buf *t)
 {
     const char *eos = chat_template_eos(s->template);
@@ -248,7 +247,7 @@ static bool ends_with_call(const struct conversation *s, int64_t message)
 }
 
 /* The message's answer ends at `end` and its turn at `turn` in t. If only the next role's token ends generation
- * (GLM-4.5: "<|user|>"), returns the end of that token, appending the token at the end of the text; otherwise `end`. */
+ * (GLM-4.5: "<|user|>"), returns the end of that token, which it appends at the end of the text; otherwise `end`. */
 static int64_t with_role_token(const struct conversation *s, struct text_buf *t, int64_t end, int64_t turn,
                                int64_t message)
 {
@@ -271,8 +270,8 @@ static bool ends_with(const char *text, int64_t size, const char *with, int64_t 
     return n <= size && !memcmp(text + size - n, with, (size_t)n);
 }
 
-/* Whether an earlier answer, text[0..n), ends as it does in `full`, where the answer is the last message. A mark
- * (<...>) in place of eos is the same end: gpt-oss writes <|end|> for <|return|>. */
+/* Whether an earlier answer, text[0..n), ends as in `full`, where it is the last message. A special token (<...>) in
+ * place of eos is an equal end: gpt-oss writes <|end|> for <|return|>. */
 static bool is_ended(const struct conversation *s, const char *text, int64_t n, const struct text_buf *full)
 {
     const char *eos = chat_template_eos(s->template);
@@ -285,9 +284,9 @@ static bool is_ended(const struct conversation *s, const char *text, int64_t n, 
     return mark > 1 && ends_with(full->text, size - (int64_t)strlen(eos), text, mark - 1);
 }
 
-/* The end of an answer that begins at `begin` in the whole conversation t, and is not its last message. It is the end
- * of the token that ends the turn; without such a token, the end of the message's place if is_ended. full: the text in
- * which the answer is the last message. -1: unknown. */
+/* The end of an answer that begins at `begin` in the whole conversation t, and is not its last message: the end of the
+ * token that ends the turn or, without such a token, the end of the message if is_ended. full: the text in which the
+ * answer is the last message. -1: unknown. */
 static int64_t next_end(const struct conversation *s, const struct text_buf *t, int64_t begin, int64_t message,
                         const struct text_buf *full)
 {
@@ -345,7 +344,7 @@ static int mark_details(bool *marked, const char *s, int64_t size, struct json d
     return 0;
 }
 
-/* The content of a message in text[0..size), or at least its text without the white space around it. */
+/* The content of a message in text[0..size), at least without the white space around it. */
 static const char *find_content(const char *text, int64_t size, const char *content, int64_t n)
 {
     int64_t lead = 0;
@@ -358,7 +357,7 @@ static const char *find_content(const char *text, int64_t size, const char *cont
 }
 
 /* Adds the span of an answer; with train_detail the spans of its parts with loss and of the end of its turn.
- * descending: the caller adds answers from the last to the first. */
+ * descending: answers are added from last to first. */
 static int put_span(const struct conversation *s, struct text_buf *t, int64_t begin, int64_t end, int64_t message,
                     bool descending, struct err *err)
 {
@@ -429,8 +428,7 @@ static int64_t common(const struct text_buf *a, const struct text_buf *b)
     return n;
 }
 
-/* Whether s has a letter or digit outside of marks (<...>): the name of a role, or text that the prompt writes for a
- * role. */
+/* Whether s has a letter or digit outside of <...>: a role's name, or text that the prompt writes for a role. */
 static bool has_word(const char *s, int64_t size)
 {
     bool in_mark = false;
@@ -441,10 +439,10 @@ static bool has_word(const char *s, int64_t size)
     return false;
 }
 
-/* Where the answer begins in `full` when prompt and answer differ inside the header, the text that
- * add_generation_prompt adds: "<|im_start|>assistant\n<think>\n" against "<|im_start|>assistant\n<think></think>" or
- * the answer's text. The answer begins where they differ, or at the start of the mark in which they differ. -1: nothing
- * of the header is common, or the rest of the prompt contains a word ("assistant" against "model"). */
+/* Where the answer begins in `full` if prompt and answer differ inside the header, the text that add_generation_prompt
+ * adds: "<|im_start|>assistant\n<think>\n" against "<|im_start|>assistant\n<think></think>" or the answer's text. It
+ * begins where they differ, or at the start of the <...> in which they differ. -1: they share nothing of the header, or
+ * the rest of the prompt contains a word ("assistant" against "model"). */
 static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, const struct text_buf *full)
 {
     int64_t same = common(prompt, full);
@@ -455,7 +453,7 @@ static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, c
     return mark > history && !has_word(prompt->text + mark, prompt->size - mark) ? mark : -1;
 }
 
-/* Where the answer of a message begins in t, in which the message has this place: after the header. -1: unknown. */
+/* Where a message's answer begins, after the header, in t, where the message is at `place`. -1: unknown. */
 static int64_t begin_in_place(const struct text_buf *prompt, int64_t history, const struct text_buf *t,
                               const int64_t place[2])
 {
@@ -464,10 +462,10 @@ static int64_t begin_in_place(const struct text_buf *prompt, int64_t history, co
     return memcmp(t->text + place[0], prompt->text + history, (size_t)header) ? -1 : place[0] + header;
 }
 
-/* Where the answer of message i begins in t, for a t that does not begin with the prompt; place: of the message in t.
- * An answer may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls; Mistral:
- * the system prompt is in the last question), or lack the end of the prompt (begin_in_header; *cut: t has the prompt
- * only up to the returned byte). -1: unknown. */
+/* Where the answer of message i begins in a t that does not begin with the prompt; place: the message in t. An answer
+ * may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls; Mistral: the system
+ * prompt is in the last question), or lack the end of the prompt (begin_in_header; *cut: t has the prompt only up to
+ * the returned byte). -1: unknown. */
 static int64_t begin_of(struct conversation *s, int64_t i, const struct text_buf *prompt, const struct text_buf *t,
                         const int64_t place[2], bool *cut)
 {
@@ -483,8 +481,8 @@ static int64_t begin_of(struct conversation *s, int64_t i, const struct text_buf
     return begin;
 }
 
-/* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in that text. If the
- * text lacks the end of the prompt, prompt->size is reduced. */
+/* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in it. If the text
+ * lacks the prompt's end, reduces prompt->size. */
 static int render_answer(struct conversation *s, int64_t i, struct text_buf *prompt, struct text_buf *full,
                          int64_t *begin, struct err *err)
 {

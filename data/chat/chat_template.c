@@ -32,7 +32,7 @@ struct chat_template {
     int64_t next_role[2][2]; /* spans of `stops`: the token before a user's message, before a tool result; empty:
                                 none */
     bool never_ends;
-    enum chat_arguments arguments; /* the form that the template takes */
+    enum chat_arguments arguments; /* that the template takes */
     struct json_doc *kwargs;       /* NULL: none */
     char *text, *tools_text;       /* of main and tools */
     bool tools_only;               /* main is the template "tool_use": the checkpoint has none for rows without tools */
@@ -88,7 +88,7 @@ bool chat_template_stop_before(const struct chat_template *t, const char *text, 
     return false;
 }
 
-/* The longest added token at the start of text[0..size), or NULL. */
+/* The longest stop token at the start of text[0..size), or NULL. */
 static const int64_t *stop_span(const struct chat_template *t, const char *text, int64_t size)
 {
     const int64_t *longest = NULL;
@@ -143,7 +143,7 @@ static int load_file(struct chat_template *t, const char *name, const char *path
     return rc;
 }
 
-/* A token is a string or an added-token object. Any other value is none: "". */
+/* The text of a token, a string or an added-token object; any other value: "". */
 static const char *token_text(struct json token)
 {
     const char *text = "";
@@ -192,7 +192,7 @@ static int load_named(struct chat_template *t, const char *dir, struct json conf
     return 0;
 }
 
-/* Uses the template "tool_use" for rows with tools also if there is no "default", as transformers does. */
+/* Uses the template "tool_use" for all rows if there is no "default", as transformers does. */
 static void use_tools_only(struct chat_template *t)
 {
     if (t->main || !t->tools) return;
@@ -219,7 +219,7 @@ static int load_list(struct chat_template *t, struct json list, const char *path
     return t->main ? 0 : json_error(list, err, "has no template named \"default\" or \"tool_use\"");
 }
 
-/* Loads `chat_template` of a JSON file; with `tokens` also the special tokens, with tokens_only these alone. */
+/* Loads `chat_template` of a JSON file; with `tokens` also the special tokens, with tokens_only only these. */
 static int load_config(struct chat_template *t, const char *dir, const char *name, bool tokens, bool tokens_only,
                        struct err *err)
 {
@@ -243,7 +243,7 @@ static int load_config(struct chat_template *t, const char *dir, const char *nam
     return rc;
 }
 
-/* Loads chat_template.jinja and additional_chat_templates/NAME.jinja. When there are any, transformers does not look at
+/* Loads chat_template.jinja and additional_chat_templates/NAME.jinja. If there are any, transformers ignores
  * tokenizer_config.json. */
 static int load_files(struct chat_template *t, const char *dir, struct err *err)
 {
@@ -258,7 +258,7 @@ static int load_files(struct chat_template *t, const char *dir, struct err *err)
     return 0;
 }
 
-/* Loads the first template in the order of transformers: files of templates, tokenizer_config.json, the file of older
+/* Loads the first template in transformers' order: files of templates, tokenizer_config.json, the file of older
  * processors. */
 static int load_found(struct chat_template *t, const char *dir, struct err *err)
 {
@@ -417,8 +417,8 @@ static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
     return 0;
 }
 
-/* What the tokenizer of Kimi-K2.5 and K2.6 gives to its template: sorted tools, their TypeScript (when it cannot be
- * written, the template writes JSON), and the values of two switches. */
+/* What the tokenizer of Kimi-K2.5 and K2.6 gives to its template: sorted tools, their TypeScript (the template writes
+ * JSON if that fails), and two switches. */
 struct kimi {
     struct json_doc *tools;
     struct text_buf typescript;
@@ -504,7 +504,7 @@ int chat_template_render(struct text_buf *out, const struct chat_template *t, st
 
 /* ---- what a template does, found by rendering short conversations ---- */
 
-/* Renders a question, this answer and a message of `role`, without the last leave_out of them. */
+/* Renders a question, this answer and a message of `role`, without the last leave_out of these. */
 static int render_turn(struct text_buf *out, const struct chat_template *t, const char *answer, const char *role,
                        int64_t leave_out)
 {
@@ -557,8 +557,8 @@ int64_t chat_template_end(struct text_buf *out, const struct chat_template *t)
     return out->size;
 }
 
-/* Whether the template writes arguments of this form: it neither fails nor leaves them out, nor writes them as the JSON
- * of a string, as gpt-oss's template does with a string. */
+/* Whether the template writes arguments of this form: it neither fails nor omits them, nor writes them as a JSON
+ * string, as gpt-oss's template does with a string. */
 static bool writes_arguments(const struct chat_template *t, const char *answer)
 {
     struct text_buf text = {0};

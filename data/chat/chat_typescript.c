@@ -1,8 +1,8 @@
 /* chat_typescript.c - function schemas as TypeScript types, as the tokenizer of Kimi-K2.5 and K2.6 gives them to the
  * chat template.
  *
- * A schema is first checked as a whole: references need definitions that come before them, and a reference to "#" makes
- * the parameters an interface. Then it is written. What the tokenizer cannot write is an error. */
+ * A schema is checked as a whole before it is written: references need definitions that come before them, and a
+ * reference to "#" makes the parameters an interface. What the tokenizer cannot write is an error. */
 #include "data/chat/chat_typescript.h"
 
 #include <stdlib.h>
@@ -26,7 +26,6 @@ static void put_indented(struct text_buf *t, int64_t depth, const char *text)
     text_put(t, text);
 }
 
-/* Whether j is the string `text`. */
 static bool is(struct json j, const char *text)
 {
     const char *s;
@@ -234,7 +233,6 @@ static int put_limits(struct text_buf *t, struct json schema, int64_t depth, str
     return 0;
 }
 
-/* Writes the comment lines before a type. */
 static int put_comments(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     return put_description(t, schema, depth, err) || put_limits(t, schema, depth, err) ? -1 : 0;

@@ -4,10 +4,11 @@
 
 #include "data/json/text.h"
 
-/* A copy of the value with the members of all objects sorted by key, as Kimi's tokenizer passes tools on. */
+/* A copy of the value with the members of all objects sorted by key, as Kimi's tokenizer gives tools to the
+ * template. */
 struct json_doc *chat_typescript_sorted(struct json value, struct err *err) MT_CHECK;
-/* Appends the declarations of `tools`, sorted, which is a list that is not empty. -1: Kimi's tokenizer fails for them
- * too, and its template then writes them as JSON. */
+/* Appends the declarations of `tools`, a sorted list that is not empty. -1: Kimi's tokenizer fails too, and its
+ * template then writes them as JSON. */
 int chat_typescript_put(struct text_buf *t, struct json tools, struct err *err) MT_CHECK;
 
 #endif

@@ -4,7 +4,6 @@
 
 #include "data/dataset/dataset_types.h"
 
-/* Logs warnings and notes. files: for the messages, as dataset_load got them. */
 void dataset_notes(const struct dataset *ds, const char *files, const struct dataset_options *opt);
 
 #endif

@@ -22,10 +22,8 @@ static bool is_list(struct json j) { return json_type(j) == JSON_ARRAY; }
 static bool is_text(struct json j) { return json_type(j) == JSON_STRING; }
 static bool is_turns(struct json j) { return is_list(j) || json_type(j) == JSON_OBJECT; }
 
-/* A text, a message or a list. */
 static bool is_answer(struct json j) { return is_text(j) || is_list(j) || json_has(j, "role") || json_has(j, "from"); }
 
-/* A whole text, message or list. */
 static struct part whole(struct json j)
 {
     const char *text;
@@ -45,7 +43,7 @@ static int put_member(struct text_buf *out, const char *key, struct json value, 
     return text_put_json(out, value, err);
 }
 
-/* Writes a turn as a message, with the other keys of the turn: reasoning, whether it carries loss, ... */
+/* Writes a turn as a message, with its other keys: reasoning, whether it carries loss, ... */
 static int put_message(struct text_buf *out, const char *role, struct json content, struct json turn, struct err *err)
 {
     static const char *const written[] = {"from", "value", "role", "content"};
@@ -73,7 +71,6 @@ static int put_turn(struct text_buf *out, struct json turn, struct err *err)
     return put_message(out, from, json_find(turn, "value"), turn, err);
 }
 
-/* Writes the question of a row of alpaca, after its earlier turns. */
 static int put_alpaca(struct text_buf *out, struct json row, struct err *err)
 {
     static const struct json no_turn;
@@ -181,7 +178,7 @@ static int64_t common_messages(struct json a, struct json b)
     return n;
 }
 
-/* Bytes of the common beginning of both texts: whole characters, without a blank at its end, as in TRL. */
+/* Bytes of the common beginning of both texts, in whole characters, without a blank at its end, as in TRL. */
 static int64_t common_bytes(struct json a, struct json b)
 {
     const char *x = "", *y = "";
@@ -202,7 +199,6 @@ static bool begins_with_answer(struct json turns)
     return !strcmp(alias ? alias->role : role, "assistant");
 }
 
-/* Whether a list of messages begins with all of those of another. */
 static bool begins_with(struct json turns, struct json prompt)
 {
     const int64_t n = json_count(prompt);
@@ -225,8 +221,7 @@ static bool find_prompt(struct json row, struct part *prompt)
     return is_text(json_find(row, "instruction"));
 }
 
-/* Whether the prompt is the one that the row names. Otherwise the answers are whole conversations, which begin with the
- * prompt. */
+/* Whether the row names the prompt. Otherwise the answers are whole conversations, which begin with it. */
 static bool is_given(const struct part *prompt, struct json row, struct json own, struct json other)
 {
     if (is_text(own) || (begins_with_answer(own) && begins_with_answer(other))) return true;
@@ -286,8 +281,8 @@ static int find_rated(struct json row, struct json two[2], struct err *err)
     return best[0] > best[1] ? 0 : 1;
 }
 
-/* Finds prompt and completion in a row of ms-swift: `messages` end with the chosen answer, and `text` is the rejected
- * answer. */
+/* Finds prompt and completion in a row of ms-swift: `messages` end with the chosen answer, `text` is the rejected
+ * one. */
 static void replace_last(struct answer *a, struct json messages, struct json text, bool worse)
 {
     const int64_t n = MT_MAX(json_count(messages) - 1, 0);
@@ -372,8 +367,7 @@ int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struc
 
 /* ---- which form */
 
-/* Whether a `label` marks an answer as good or bad: a boolean, or a text, as in a cell of a CSV file. A number may be a
- * class. */
+/* Whether a `label` marks an answer as good or bad: a boolean, or a text, as in CSV files. A number may be a class. */
 static bool is_mark(struct json label)
 {
     static const char *const words[] = {"true", "false", "desirable", "undesirable"};

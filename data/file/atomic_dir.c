@@ -1,11 +1,11 @@
 /* atomic_dir.c - replaces or deletes a directory in one step.
  *
- * rename() cannot replace a directory that is not empty. Linux can exchange two names in one step; where the file
- * system cannot (NFS), the old directory is renamed to PARENT/.old-NAME first. A process killed in between leaves
- * .old-NAME and .tmp-NAME, both complete; atomic_dir_sweep then renames .old-NAME to NAME.
+ * rename() cannot replace a directory that is not empty. Linux can exchange two names in one step; if the file system
+ * cannot (NFS), the old directory is first renamed to PARENT/.old-NAME. A process killed in between leaves .old-NAME
+ * and .tmp-NAME, both complete; atomic_dir_sweep then renames .old-NAME to NAME.
  *
- * A failed deletion must not end a run, because the new directory already has its name. Example: on NFS a file that a
- * process still reads cannot be deleted. */
+ * A failed deletion must not end a run, because the new directory already has its name. Example: NFS cannot delete a
+ * file that a process still reads. */
 #include "data/file/atomic_dir.h"
 
 #include <errno.h>
@@ -55,8 +55,8 @@ static bool is_there(const char *path)
     return lstat(path, &st) == 0;
 }
 
-/* Renames `path` to a free name PARENT/.deleting-NAME, with the name of `dir`, and deletes it. A failure is a warning
- * that names `what`. */
+/* Renames `path` to a free name PARENT/.deleting-NAME, NAME that of `dir`, and deletes it. A failure is a warning that
+ * names `what`. */
 static void discard(const char *path, const char *dir, const char *what)
 {
     char aside[MT_PATH], prefix[32] = DELETING;

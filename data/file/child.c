@@ -19,7 +19,7 @@ void child_close(int *fd)
     *fd = -1;
 }
 
-/* Signals and descriptors other than 0 to 2 are not inherited: a program that lives on must not hold a lock. */
+/* Signals and descriptors above 2 are not inherited: a program that lives on must not hold a lock. */
 static int spawn(struct child *c, const int ends[3], char *const argv[], char *const env[])
 {
     posix_spawn_file_actions_t files;

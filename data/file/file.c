@@ -23,7 +23,6 @@
 #define WRITE_BYTES  ((int64_t)8 << 20)  /* per write(), at most */
 #define BEHIND_BYTES ((int64_t)64 << 20) /* unit of sync_file_range; at most twice as much is not on disk yet */
 
-/* Is path a symbolic link whose target is missing? */
 static bool is_broken_link(const char *path)
 {
     const int before = errno;
@@ -78,8 +77,8 @@ static bool is_lfs_pointer(int fd, const struct stat *st)
            pread(fd, head, sizeof(head), 0) == (ssize_t)sizeof(head) && !memcmp(head, mark, sizeof(head));
 }
 
-/* Opens a file for reading; never blocks on a FIFO or device. A pipe named by its descriptor, such as a shell's <(...)
- * or /dev/stdin, has a writer; it is accepted where `pipe` is set. */
+/* Opens a file for reading; never blocks on a FIFO or device. With `pipe` it accepts a pipe named by its descriptor,
+ * such as a shell's <(...) or /dev/stdin, since that has a writer. */
 static int open_file(const char *path, bool pipe, struct stat *st, struct err *err)
 {
     const bool descriptor =
@@ -378,7 +377,6 @@ int file_sync_dir(const char *path, struct err *err)
     return rc;
 }
 
-/* Syncs the directory that holds path. */
 static int sync_parent(const char *path, struct err *err)
 {
     char *dir = mem_strdup(path);
@@ -426,8 +424,8 @@ int file_open_own(const char *path, int flags, struct err *err)
     return -1;
 }
 
-/* Empties the file, which only one process may write. Error: another process holds its lock, or has renamed the file
- * since it was opened. */
+/* Empties the file, which only one process may write. Error: another process has its lock, or renamed the file after it
+ * was opened. */
 static int begin_alone(int fd, const char *tmp, struct err *err)
 {
     struct stat own, named;
@@ -454,8 +452,8 @@ int file_writer_open(struct file_writer *w, const char *path, struct err *err)
     return -1;
 }
 
-/* Writes a full part to disk while the next one fills. This keeps the fsync at the end short and shows progress on a
- * slow disk. Errors are ignored here: fsync reports them. */
+/* Starts writing a full part to disk while the next one fills, so that the final fsync is short and progress is real on
+ * a slow disk. Errors are ignored: fsync reports them. */
 static void send_part(struct file_writer *w)
 {
     const unsigned start = SYNC_FILE_RANGE_WRITE,

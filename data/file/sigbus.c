@@ -1,6 +1,5 @@
-/* sigbus.c - a table of the mapped files, and a SIGBUS handler that looks up the address in it. The handler takes no
- * lock and allocates nothing. An entry is valid once its begin is not 0. SIGBUS at any other address goes to the
- * previous handler. */
+/* sigbus.c - a table of the mapped files, and a SIGBUS handler that looks up the address in it, without locks or
+ * allocations. An entry is valid once its begin is not 0. SIGBUS at any other address goes to the previous handler. */
 #define _GNU_SOURCE /* sigaction */
 #include "data/file/sigbus.h"
 

@@ -1,7 +1,7 @@
 /* hub.c - resolves a name on the hub: its commit, its files, and which of them are needed.
  *
- * One request lists a repository with sizes and hashes; all later requests use that commit. Without the hub
- * (HF_HUB_OFFLINE, no network) the files of the cache replace the list, and the same files are selected from them. */
+ * One request lists a repository with sizes and hashes; later requests use that commit. Without the hub
+ * (HF_HUB_OFFLINE, no network) the files in the cache replace the list, and the same files are selected. */
 #include "data/hub/hub.h"
 
 #include <ctype.h>
@@ -24,7 +24,6 @@
 #define INDEX_MAX ((int64_t)64 << 20)
 #define REVISION  "main"
 
-/* Files to download. */
 struct wanted {
     const struct hub_file **files;
     int64_t n, cap;
@@ -170,7 +169,6 @@ static int fetch(const struct hub_repo *repo, const struct wanted *w, struct err
 
 /* ---- models */
 
-/* Adds the shards that the index lists, each once. */
 static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err *err)
 {
     char path[MT_PATH];
@@ -194,7 +192,6 @@ static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err
     return rc;
 }
 
-/* Adds a required file of a model. */
 static int want_needed(const struct hub_repo *repo, struct wanted *w, const char *name, const char *more,
                        struct err *err)
 {
@@ -210,7 +207,7 @@ static void want_useful(const struct hub_repo *repo, struct wanted *w, const cha
     if (f) want(w, f);
 }
 
-/* Adds the code of tokenizers that transformers lacks, which merged exports copy, and more chat templates. */
+/* Adds the tokenizer code that transformers lacks, which merged exports copy, and more chat templates. */
 static void want_patterns(const struct hub_repo *repo, struct wanted *w)
 {
     static const char *const ends[][2] = {
@@ -246,8 +243,8 @@ static const char *other_content(const struct hub_repo *repo)
     return "";
 }
 
-/* Fetches the small files that training, or only a plan, reads; adds the shards to `shards`. The repository's folders
- * and other formats of the same weights are not needed. */
+/* Fetches the small files that training, or a plan, reads; adds the shards to `shards`. Folders of the repository, and
+ * other formats of the same weights, are not needed. */
 static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *shards, struct err *err)
 {
     struct wanted w = {0};
@@ -262,7 +259,7 @@ static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *sh
     return rc;
 }
 
-/* The branch is in the cache; a plan must not move it away from the commit whose weights are cached. */
+/* Whether the branch is in the cache; a plan must not move it away from the commit whose weights are cached. */
 static bool has_ref(const struct hub_repo *repo)
 {
     char path[MT_PATH];
@@ -270,7 +267,7 @@ static bool has_ref(const struct hub_repo *repo)
 }
 
 /* Fetches a model. *headers true: for a plan, which downloads only the headers of shards that are not in the cache.
- * check: called before shards are downloaded; NULL: no call. */
+ * check: called before shards are downloaded; may be NULL. */
 static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, const struct hub_check *check,
                       struct err *err)
 {
@@ -373,7 +370,7 @@ int hub_repository(char *id, size_t n, const char *path, struct err *err)
 
 static bool is_data(const char *path) { return str_ends(path, ".jsonl") || str_ends(path, ".jsonl.gz"); }
 
-/* The parts of "FOLDER/SPLIT-00000-of-00003.parquet", as push_to_hub of datasets names them; FOLDER is "data" or the
+/* Splits "FOLDER/SPLIT-00000-of-00003.parquet", the form of datasets' push_to_hub; FOLDER is "data" or the
  * configuration. False: another name. */
 static bool parse_shard(const char *path, char folder[HUB_PATH], char split[HUB_PATH], int *count)
 {
@@ -399,8 +396,7 @@ static bool shard_is_of(const char *folder, const char *split, const char *which
                                          (!strcmp(folder, "data") && !strncmp(which, "default/", 8)));
 }
 
-/* Adds the parquet files of a split. Adds none and returns false if there are none, some are missing, or several splits
- * match. */
+/* Adds the parquet files of a split. False, adding none: there are none, some are missing, or several splits match. */
 static bool want_shards_of(const struct hub_repo *repo, const char *which, struct wanted *w)
 {
     char folder[HUB_PATH], split[HUB_PATH], first_folder[HUB_PATH] = "", first_split[HUB_PATH] = "";
@@ -454,7 +450,7 @@ static int want_data(const struct hub_repo *repo, const char *pattern, struct wa
 }
 
 /* Fetches files of a data set, or a split: the named one, or the only one if there is no JSONL file. If file names show
- * which parquet files a split has, it fetches these; otherwise the rows come from the viewer or the cache. */
+ * a split's parquet files, it fetches these; else its rows come from the viewer or the cache. */
 static int fetch_data(struct hub_repo *repo, const char *pattern, const char *split, struct wanted *w, struct err *err)
 {
     char rows[2 * HUB_PATH] = "";
@@ -496,7 +492,6 @@ static int parse_data(struct hub_repo *repo, const char *spec, char pattern[HUB_
                : 0;
 }
 
-/* Appends a path and its weight to a list, comma-separated. */
 static void append(struct text_buf *list, const char *path, int64_t n, const char *weight)
 {
     if (list->size) text_put(list, ",");
@@ -533,7 +528,7 @@ static int add_data(struct text_buf *list, const char *spec, const char *weight,
     return rc;
 }
 
-/* Moves a weight at the end of spec, "*" and a number (dataset.h), out of it; any other * is part of the name. */
+/* Moves a weight at the end of spec, "*" and a number (dataset.h), to `weight`; any other * is part of the name. */
 static char *cut_weight(char *spec, char weight[32])
 {
     char *star = strrchr(spec, '*');

@@ -157,7 +157,7 @@ int hub_part_path(char path[MT_PATH], const struct hub_repo *repo, const char *e
     return hub_repo_path(path, repo, "blobs", name, err);
 }
 
-/* The slot of a path in repo->slots, which has twice as many as files fit: linear probing ends. */
+/* The slot of a path in repo->slots, at most half full, so that linear probing ends. */
 static int64_t slot_of(const struct hub_repo *repo, const char *path)
 {
     int64_t at = (int64_t)(rng_key(0, path) & (uint64_t)(2 * repo->cap - 1));
@@ -205,7 +205,7 @@ void hub_repo_free(struct hub_repo *repo)
 
 static int walk(struct hub_repo *repo, const char *name, struct err *err);
 
-/* Reads the hash in the target of a snapshot's link, which is the blob's name; "" when the target has another name. */
+/* Reads the hash in the target of a snapshot's link, the blob's name; "": the target has another name. */
 static void linked_hash(char etag[HASH_HEX], const char *path)
 {
     char target[MT_PATH];
@@ -304,8 +304,8 @@ int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *
     return 0;
 }
 
-/* In a cache that several users share, the name may belong to another user's file, to a symbolic link, or to a hard
- * link of a file elsewhere. Such an entry is removed, not followed. */
+/* In a cache that several users share, the name may belong to another user's file, a symbolic link, or a hard link of a
+ * file elsewhere. It is removed, not followed. */
 int hub_part_open(int *fd, const char *path, struct err *err)
 {
     const int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -332,7 +332,7 @@ const char *hub_why_unwritten(const struct hub_env *env, struct err *text)
     return text->msg;
 }
 
-/* Renames a file that only this process wrote; when two processes create the same name, both succeed. */
+/* Renames a file that only this process wrote; two processes that create one name both succeed. */
 static int put_in_place(const char *tmp, const char *path, struct err *err)
 {
     if (!rename(tmp, path)) return 0;

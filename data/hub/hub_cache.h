@@ -18,7 +18,7 @@
 
 #include "kernels/hash.h"
 
-#define HUB_PATH 1024 /* maximum bytes of a file's path in its repository, of a repository's id */
+#define HUB_PATH 1024 /* maximum bytes of a file's path in its repository, or of a repository's id */
 
 /* Settings from the environment. */
 struct hub_env {
@@ -38,18 +38,18 @@ struct hub_file {
 
 struct hub_repo {
     const struct hub_env *env;
-    bool dataset, cached; /* cached: the files are those of the cache, and no download is possible */
+    bool dataset, cached; /* cached: the files are those in the cache, and nothing can be downloaded */
     char id[HUB_PATH], revision[256];
     char commit[41];
     struct hub_file *files;
     int64_t n_files, cap;
-    int64_t *slots; /* [2 * cap] hash table of paths: number of the file + 1, or 0 */
+    int64_t *slots; /* [2 * cap] hash table of paths: index of the file + 1, or 0 */
 };
 
 bool hub_is_commit(const char *revision); /* 40 hex digits */
 /* False for names that may leave their folder: absolute, "..", empty parts, backslashes, control characters. */
 bool hub_path_is_safe(const char *path);
-/* Adds a file; its path is copied. The repo's owner frees its files with hub_repo_free. */
+/* Adds a file; copies its path. */
 void hub_repo_add(struct hub_repo *repo, const char *path, const char *etag, int64_t size);
 const struct hub_file *hub_repo_find(const struct hub_repo *repo, const char *path); /* NULL: it has no such file */
 void hub_repo_free(struct hub_repo *repo);
@@ -61,21 +61,21 @@ int hub_snapshot_path(char path[MT_PATH], const struct hub_repo *repo, const cha
 int hub_blob_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err) MT_CHECK;
 int hub_part_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err) MT_CHECK;
 
-/* Describes in text->msg why the cache cannot be written, from errno. For a full disk it adds the free space and what
- * to do. */
+/* Writes to text->msg why the cache cannot be written, from errno; for a full disk also the free space and what to
+ * do. */
 const char *hub_why_unwritten(const struct hub_env *env, struct err *text);
 
 /* Opens or creates a partial file for reading and writing; it must belong to this user and have no second hard link. */
 int hub_part_open(int *fd, const char *path, struct err *err) MT_CHECK;
 
-/* Fills commit and files from the cache; the hash of a file is the name in its link's target, or "". -1: the revision
- * is missing, or the snapshot has invalid links. */
+/* Fills commit and files from the cache; a file's hash is the name of its link's target, or "". -1: the revision is
+ * missing, or the snapshot has invalid links. */
 int hub_cache_list(struct hub_repo *repo, struct err *err) MT_CHECK;
 bool hub_cache_has(const struct hub_repo *repo, const struct hub_file *f); /* the complete blob */
-/* Locks a blob. *fd: the lock, released by closing it; -1 when another process holds it. */
+/* Locks a blob. *fd: the lock, released by closing it; -1 if another process holds it. */
 int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *f, struct err *err) MT_CHECK;
-/* Creates the folders of blobs and checks the disk space for n files that are missing or incomplete; the error gives
- * both sizes. */
+/* Creates the folders of blobs and checks the disk space for n missing or incomplete files; the error gives both
+ * sizes. */
 int hub_cache_reserve(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n,
                       struct err *err) MT_CHECK;
 /* Makes the snapshot's link to an existing blob. */

@@ -1,4 +1,4 @@
-/* hub_curl.h - libcurl, loaded at the first download: the program also runs where it is not installed. */
+/* hub_curl.h - libcurl, loaded at the first download, so that the program runs without it. */
 #ifndef MT_HUB_CURL_H
 #define MT_HUB_CURL_H
 
@@ -42,7 +42,7 @@ struct hub_curl_request {
     size_t (*on_body)(char *data, size_t one, size_t n, void *user);
     void *user;
 };
-/* Sets the options of `request`. On an error the request must not be sent: an older libcurl may not know an option. */
+/* Sets the options of `request`. After an error the request must not be sent: an older libcurl may lack an option. */
 CURLcode hub_curl_set(CURL *easy, const struct hub_curl_request *request);
 /* "libcurl 7.88.1": the version on this machine, or that there is none. */
 const char *hub_curl_version(char name[64]);

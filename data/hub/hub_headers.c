@@ -1,8 +1,8 @@
 /* hub_headers.c - the folder moetrain-headers/COMMIT of a repository in the cache.
  *
- * It is separate from snapshots/, where every file is complete. The headers are not hashed, as the hub lists only the
- * hash of the whole file; the safetensors reader checks them as it checks headers of complete files. The index is
- * linked last: when it (or the only shard) exists, the folder is complete. */
+ * It is not in snapshots/, where every file is complete. The headers are not hashed, as the hub lists only the whole
+ * file's hash; the safetensors reader checks them as usual. The index is linked last: when it (or the only shard)
+ * exists, the folder is complete. */
 #include "data/hub/hub_headers.h"
 
 #include <errno.h>
@@ -54,7 +54,6 @@ static int link_small(const struct hub_repo *repo, const char *name, struct err 
     return 0;
 }
 
-/* Downloads and writes the missing headers of the shards. */
 static int write_headers(const struct hub_repo *repo, struct hub_file const *const *shards, int64_t n, struct err *err)
 {
     const struct hub_file **missing = mem_array(MT_MAX(n, 1), sizeof(struct hub_file *));

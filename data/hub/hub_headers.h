@@ -6,11 +6,11 @@
 
 /* Whether all shards are in the cache, where a plan can read them. */
 bool hub_headers_needless(const struct hub_repo *repo, struct hub_file const *const *shards, int64_t n);
-/* Makes a folder for plans. dir: the folder, with links to config.json and the index, which are in the cache, and the
- * first bytes of the shards: length and header. Headers from an earlier call are not requested again. */
+/* Makes a folder for plans, dir, with links to config.json and the index in the cache, and the shards cut after length
+ * and header. Headers from an earlier call are not requested again. */
 int hub_headers(char dir[MT_PATH], const struct hub_repo *repo, struct hub_file const *const *shards, int64_t n,
                 struct err *err) MT_CHECK;
-/* dir: that folder, if an earlier call completed it. */
+/* dir: the folder of an earlier call of hub_headers that completed it. */
 bool hub_headers_have(char dir[MT_PATH], const struct hub_repo *repo);
 
 #endif

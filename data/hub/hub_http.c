@@ -3,9 +3,9 @@
  * A transfer waits (while AT_ONCE others run, for another process, for its next try), runs, or is done. Bytes are
  * written and hashed as they arrive, so after an interruption the next request begins where the file ends. A partial
  * file of an earlier process is hashed once, before its first request. A resolve URL redirects to a signed URL that
- * expires, so every try begins with the resolve URL. This file follows redirects, since libcurl can forward the
- * token in older versions. The token is sent only to the origin of the first address, and https is never redirected
- * to http. */
+ * expires, so every try begins with the resolve URL. This file follows redirects itself, since older versions of
+ * libcurl can forward the token: it is sent only to the origin of the first address, and https is never redirected to
+ * http. */
 #include "data/hub/hub_http.h"
 
 #include <errno.h>
@@ -162,7 +162,6 @@ static void start_hash(struct transfer *t)
         hash_init_git(&t->hash, t->file->size);
 }
 
-/* Discards the bytes received so far. */
 static int rewind_file(struct transfer *t)
 {
     t->have = t->before = 0;
@@ -207,7 +206,7 @@ static int write_part(struct transfer *t, const char *data, int64_t size)
     return 0;
 }
 
-/* Call it when all bytes have arrived: the partial file becomes the blob if its hash is right. */
+/* Call it when all bytes have arrived: a partial file with the right hash becomes the blob. */
 static void finish_file(struct transfer *t)
 {
     char part[MT_PATH], blob[MT_PATH], hex[HASH_HEX], why[160];
@@ -532,8 +531,7 @@ static void send_request(struct transfer *t, CURLM *multi)
     t->state = RUNNING;
 }
 
-/* True when this process may download the file; otherwise it exists, another process downloads it, or the try
- * failed. */
+/* Whether this process may download the file; otherwise it exists, another process downloads it, or the try failed. */
 static bool take_file(struct transfer *t)
 {
     if (t->lock < 0 && hub_cache_lock(&t->lock, t->repo, t->file, t->err)) return t->failed = true, false;
@@ -600,7 +598,7 @@ struct window {
     int64_t have, received; /* bytes of those that are done */
 };
 
-/* Starts transfers while there are slots, in their order; those that wait for their next try keep no slot. */
+/* Starts transfers in their order while there are slots; transfers that wait for their next try keep no slot. */
 static bool fill_slots(struct window *w, struct transfer *t, int64_t n, CURLM *multi)
 {
     int64_t running = 0, kept = 0;

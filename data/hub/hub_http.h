@@ -4,11 +4,11 @@
 
 #include "data/hub/hub_cache.h"
 
-/* The answer to ENDPOINT/path, NUL-terminated; mem_free it. NULL: an error about the repository; *unreachable: the
- * connection failed, not the request. */
+/* The answer to ENDPOINT/path, NUL-terminated; mem_free it. NULL: an error; *unreachable: the connection failed, so
+ * that the error is not about the repository. */
 char *hub_http_text(const struct hub_repo *repo, const char *path, int64_t *size, bool *unreachable, struct err *err);
 
-/* Answers of the hub's data set viewer (datasets-server.ENDPOINT, or ENDPOINT itself when that is http), requested
+/* Answers of the hub's data set viewer (datasets-server.ENDPOINT, or ENDPOINT itself if it is http), requested
  * concurrently. Broken connections, 429 and 5xx are retried; -1: an error, and no answer has a text. */
 struct hub_answer {
     char path[4 * HUB_PATH]; /* "rows?dataset=..." */
@@ -23,7 +23,7 @@ int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int
 int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n,
                    struct err *err) MT_CHECK;
 /* Downloads only the headers of safetensors files at repo->commit, by range requests: text[i] has the first size[i]
- * bytes of files[i], length and header; mem_free it. A server without ranges is stopped after the header. */
+ * bytes of files[i], length and header; mem_free it. A transfer without range support is stopped after the header. */
 int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, char **text,
                      int64_t *size, struct err *err) MT_CHECK;
 /* Time limit of a small answer in milliseconds; it holds even while bytes arrive. */

@@ -1,8 +1,8 @@
-/* hub_push.c - the steps of an upload: find or create the repository, ask which files are large (preupload), send large
- * ones by the batch API of git LFS to the addresses that it gives, then make a commit, which has the small ones.
+/* hub_push.c - the steps of an upload: find or create the repository, ask which files are large (preupload), send these
+ * by the batch API of git LFS to the addresses that it gives, then make a commit, which has the small ones.
  *
- * LFS identifies contents by their SHA-256 and stores them when they are sent, before the commit. Addresses for a
- * content expire, so moetrain asks for them just before it sends the content. */
+ * LFS identifies contents by their SHA-256 and stores them when they are sent, before the commit. A content's addresses
+ * expire, so moetrain asks for them just before it sends it. */
 #include "data/hub/hub_push.h"
 
 #include <errno.h>
@@ -298,7 +298,7 @@ static int put_part(struct push *p, const struct upload *f, int fd, const char *
     return etag && !etag[0] ? err_set(err, "%s/%s: the store gives no ETag for a part", p->id, f->path) : 0;
 }
 
-/* Finds the address of part i: the member of the header whose name is the number i, perhaps with leading zeros. */
+/* Finds the address of part i: the header's member named by the number i, perhaps with leading zeros. */
 static int part_url(struct json header, int64_t i, const char **url, struct err *err)
 {
     const char *key;
@@ -352,7 +352,7 @@ static void put_object(struct json_out *o, const struct upload *f)
     json_out_i64(o, "size", f->size);
 }
 
-/* Confirms to the store that the content is complete, if the batch's answer asks for it. */
+/* Confirms that the content is complete, if the batch's answer asks for it. */
 static int confirm(struct push *p, const struct upload *f, struct json verify, struct err *err)
 {
     const char *href;
@@ -369,7 +369,7 @@ static int confirm(struct push *p, const struct upload *f, struct json verify, s
     return doc ? 0 : -1;
 }
 
-/* Sends the content as the batch's answer specifies for it; sends nothing if LFS has the content already. */
+/* Sends the content as the batch's answer specifies; nothing if LFS has it already. */
 static int put_content(struct push *p, const struct upload *f, struct json object, struct err *err)
 {
     struct json error = json_find(object, "error"), actions = json_find(object, "actions");

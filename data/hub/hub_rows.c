@@ -1,8 +1,8 @@
 /* hub_rows.c - rows of a data set in pages, from the hub's viewer.
  *
- * A page is at most 100 rows and their total; several are requested concurrently. Rows are appended in order to a
- * partial file of the cache, which is synced after every page. After an interruption the next start counts its lines
- * and continues there. A complete file becomes a blob named by its SHA-256, like any other file of the cache. Every
+ * A page is at most 100 rows and the total of all rows; several are requested concurrently. Rows are appended in order
+ * to a partial file in the cache, which is synced after every page. After an interruption the next start counts its
+ * lines and continues there. A complete file becomes a blob named by its SHA-256, like any file in the cache. Every
  * page must be of the commit, give the same total, and contain the requested rows untruncated. */
 #include "data/hub/hub_rows.h"
 

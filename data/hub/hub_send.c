@@ -1,5 +1,5 @@
-/* hub_send.c - requests with a body, one at a time. Redirects are not followed: a body would be sent twice, and the hub
- * does not redirect these addresses. */
+/* hub_send.c - requests with a body, one at a time. Redirects are not followed: the hub has none for these addresses,
+ * and a body would be sent twice. */
 #include "data/hub/hub_send.h"
 
 #include <errno.h>
@@ -115,7 +115,6 @@ static CURLcode set_options(struct one_try *t)
     return rc;
 }
 
-/* Runs the request to its end. */
 static CURLcode perform(struct one_try *t)
 {
     CURLM *multi = hub_curl.multi_init();
@@ -147,8 +146,8 @@ static void read_why(struct one_try *t)
     json_free(doc);
 }
 
-/* One try. 0: an answer, s->status says which. 1: try again, after at least *wait_s seconds (0: the hub named none);
- * the reason is s->status from 400 on, and s->why if it is not empty. -1: err is set. */
+/* One try. 0: an answer with s->status. 1: try again, after at least *wait_s seconds (0: the hub named none); the
+ * reason is s->status from 400 on, and s->why if not empty. -1: err is set. */
 static int try_once(const struct hub_env *env, struct hub_send *s, int64_t *wait_s, struct err *err)
 {
     struct one_try t = {.s = s, .easy = hub_curl.easy_init()};

@@ -1,4 +1,4 @@
-/* hub_url.c - addresses as text. */
+/* hub_url.c - see hub_url.h. */
 #include "data/hub/hub_url.h"
 
 #include <arpa/inet.h>

@@ -1,8 +1,8 @@
 /* hub_verify.c - hashes files in the cache, once.
  *
  * A line of moetrain-verified is `HASH SIZE MTIME_NS`: a file of this size and modification time had this hash. Lines
- * are only appended, each by one write, so several processes may append. When the cache is read-only nothing is hashed,
- * as every start would repeat it. */
+ * are only appended, each by one write, so several processes may append. In a read-only cache nothing is hashed, as
+ * every start would repeat it. */
 #include "data/hub/hub_verify.h"
 
 #include <errno.h>
@@ -162,7 +162,7 @@ static int set_aside(const struct hub_repo *repo, const char *path, const char *
     return 0;
 }
 
-/* Waits while another process hashes or downloads the same blob. Without locks two processes do the same work. */
+/* Waits while another process hashes or downloads the blob. Without locks two processes do the same work. */
 static int wait_for_lock(const struct hub_repo *repo, const struct hub_file *f, bool *waited)
 {
     const struct timespec pause = {.tv_nsec = WAIT_MS * 1000000};
@@ -183,7 +183,6 @@ static bool is_marked_now(const struct hub_repo *repo, const struct hub_file *f,
     return marked;
 }
 
-/* Hashes one file that is not in moetrain-verified. */
 static int verify(const struct hub_repo *repo, const struct hub_file *f, enum hub_place *where, struct err *err)
 {
     char path[MT_PATH], hex[HASH_HEX];

@@ -10,9 +10,9 @@ enum hub_place {
     HUB_SNAPSHOT, /* in the snapshot, as a blob of another name or a plain file */
 };
 
-/* Fills where[i] of the n files. Files that moetrain did not download are hashed once, under the lock of their blob;
- * size and modification time are recorded in moetrain-verified. A damaged blob is renamed and counts as absent; it is
- * an error when nothing can be downloaded (repo->cached). A file without a hash (etag "") counts as complete. */
+/* Fills where[i] of the n files. Files that moetrain did not download are hashed once, under the lock of their blob,
+ * and recorded in moetrain-verified with size and modification time. A damaged blob is renamed and counts as absent; it
+ * is an error if nothing can be downloaded (repo->cached). A file without a hash (etag "") counts as complete. */
 int hub_verify(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, enum hub_place *where,
                struct err *err) MT_CHECK;
 /* Records a blob that was hashed while it was written. */

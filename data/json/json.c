@@ -12,8 +12,8 @@
 #include "data/file/file.h"
 #include "data/json/json_rewrite.h"
 
-/* jansson's json_type and JSON_* are renamed here to avoid clashes. Its json_is_*() macros would mix the two sets, so
- * this file uses only our json_type(). */
+/* jansson's json_type and JSON_* are renamed here to avoid clashes. Its json_is_*() macros would mix both sets, so this
+ * file uses only our json_type(). */
 #define json_type   JANSSON_TYPE
 #define JSON_OBJECT JANSSON_OBJECT
 #define JSON_ARRAY  JANSSON_ARRAY
@@ -47,7 +47,7 @@ struct json_doc {
 
 /* ---- reading ---- */
 
-/* Refuses nesting beyond MAX_DEPTH and too many values before jansson sees them; jansson recurses without a limit. */
+/* Refuses nesting beyond MAX_DEPTH and too many values before jansson, which recurses without a limit, sees them. */
 static int check_size(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
 {
     int depth = 0;
@@ -73,8 +73,8 @@ static int check_size(const char *text, int64_t size, int64_t max_values, const 
                    max_values);
 }
 
-/* jansson does not check every allocation (a failed one may truncate a string or trip an assertion), so it gets an
- * allocator that never returns NULL. */
+/* jansson does not check every allocation (a failed one may truncate a string or trip an assertion), so its allocator
+ * never returns NULL. */
 static void *never_null(size_t n) { return mem_alloc((int64_t)MT_MIN(n, (size_t)INT64_MAX)); }
 static void use_our_memory(void) { json_set_alloc_funcs(never_null, mem_free); }
 
@@ -86,8 +86,8 @@ static json_t *load(const char *text, int64_t size, size_t flags, json_error_t *
     return root;
 }
 
-/* Parses what Python's json reads and jansson does not. With any_keys the last of duplicate keys counts, as in Python,
- * and a warning names the key. e->position is -1 where the error is in the rewritten copy. */
+/* Parses what Python's json reads and jansson does not. With any_keys the last of duplicate keys counts, with a
+ * warning. e->position is -1 if the error is in the rewritten copy. */
 static json_t *load_as_python(struct json_doc *doc, const char *text, int64_t size, bool any_keys, json_error_t *e)
 {
     json_error_t again;
@@ -106,8 +106,8 @@ static json_t *load_as_python(struct json_doc *doc, const char *text, int64_t si
     return root;
 }
 
-/* Writes "line 2, byte 17: ". `lines` false omits the line: a text of one line is often a row of a file, and `name` has
- * its line. */
+/* Writes "line 2, byte 17: ". `lines` false: without the line, as a text of one line is often a row of a file, whose
+ * line is in `name`. */
 static const char *place_of(char text[64], const json_error_t *e, int64_t mark, bool lines)
 {
     int n = lines ? snprintf(text, 64, "line %d%s", e->line, e->position < 0 ? ": " : ", ") : 0;
@@ -182,7 +182,6 @@ void json_free(struct json_doc *doc)
 
 struct json json_root(const struct json_doc *doc) { return (struct json){.node = doc->root, .doc = doc}; }
 
-/* What a string stands for. */
 static enum json_mark mark_of(struct json j)
 {
     if (!j.doc->marked || json_typeof((const json_t *)j.node) != JANSSON_STRING) return JSON_MARK_NONE;

@@ -1,6 +1,6 @@
 /* json.h - JSON with errors that give the position: a thin layer over jansson (its only user). A struct json is a
- * borrowed node and its path; the document owns everything. A document keeps the position of json_member: only one
- * thread at a time may use it. */
+ * borrowed node and its path; the document owns everything. json_member keeps its position in the document: only one
+ * thread at a time may use a document. */
 #ifndef MT_JSON_H
 #define MT_JSON_H
 
@@ -14,7 +14,7 @@ struct json {
 };
 enum json_type { JSON_ABSENT, JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
-/* Limit of values and keys of one text: their tree takes up to half a GiB. The largest file of a model, a
+/* Limit of values and keys of one text, whose tree takes up to half a GiB. The largest file of a model, a
  * tokenizer.json with merges as pairs, has less than 2 million. */
 #define JSON_VALUES     ((int64_t)4 << 20)
 #define JSON_ROW_VALUES ((int64_t)1 << 20) /* of a row of data */
@@ -34,8 +34,8 @@ struct json json_root(const struct json_doc *doc);
 const char *json_name(struct json j); /* of its document, for the messages of a copy */
 
 enum json_type json_type(struct json j);
-/* Digits beyond 64 bits, NaN, Infinity or -Infinity, as Python writes a value that neither int64 nor double holds: its
- * type is JSON_REAL. NULL: another value. */
+/* The text of a value that neither int64 nor double holds, as Python writes it: digits beyond 64 bits, NaN, Infinity or
+ * -Infinity. Its type is JSON_REAL. NULL: another value. */
 const char *json_wide(struct json j);
 bool json_given(struct json j); /* neither absent nor null */
 bool json_has(struct json j, const char *key);
@@ -43,14 +43,14 @@ struct json json_find(struct json j, const char *key); /* absent when j is not a
 int64_t json_count(struct json j);                     /* of an array or object; 0 otherwise */
 struct json json_at(struct json j, int64_t i);         /* array element */
 bool json_has_null(struct json j);                     /* a member of an object in j is null, at any depth */
-/* Iterates an object in file order: i from 0; key is valid as long as the document. False at the end. */
+/* Iterates an object in file order: i from 0; key is valid as long as the document. False: no member i. */
 bool json_member(struct json j, int64_t i, const char **key, struct json *value);
 /* json_member for an array too, whose elements have the key NULL. */
 bool json_item(struct json j, int64_t i, const char **key, struct json *value);
 
-/* Getters of required values: -1 and the error "FILE: key `a.b` ..." when the value is absent or of another type.
- * json_get_i64 refuses fractions and reals above 2^53; json_get_f64 refuses what no double holds; json_get_str refuses
- * halves of surrogate pairs. */
+/* Getters of required values: -1 and the error "FILE: key `a.b` ..." if the value is absent or of another type.
+ * json_get_i64 refuses fractions and reals above 2^53; json_get_f64 what no double holds; json_get_str halves of
+ * surrogate pairs. */
 int json_get_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_get_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_get_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
@@ -61,7 +61,7 @@ int json_get_array(struct json j, const char *key, struct json *out, struct err 
 int json_opt_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_opt_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_opt_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
-/* json_opt_bool, but null is false, as programs in Python read it. */
+/* json_opt_bool, but null is false, as in Python. */
 int json_opt_flag(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
 int json_opt_str(struct json j, const char *key, const char **out, struct err *err) MT_CHECK;
 /* Read the values of array elements, with the checks of json_get_*. */

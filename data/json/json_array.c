@@ -1,5 +1,4 @@
-/* json_array.c - a file that is one JSON array, read item by item. A tree of the whole takes up to 80 times the text.
- */
+/* json_array.c - see json_array.h. A tree of the whole array would take up to 80 times the text. */
 #include "data/json/json_array.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* json_literal.c - values as Python and numpy print them -> JSON. */
+/* json_literal.c - see json_literal.h. */
 #include "data/json/json_literal.h"
 
 #include <ctype.h>

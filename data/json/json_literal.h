@@ -4,9 +4,9 @@
 
 #include "data/json/text.h"
 
-/* Appends the JSON of a list, tuple, dict or array as repr() and str() print them: pandas and datasets write such text
- * into the cells of a CSV file. Items of arrays are separated by blanks alone. False, with `out` as it was: the text is
- * something else, or is not complete ("..." in an array of more than 1000 items). */
+/* Appends the JSON of a list, tuple, dict or array as repr() and str() print it: pandas and datasets write such text
+ * into cells of CSV files. Only blanks separate the items of arrays. False, with `out` unchanged: the text is something
+ * else, or not complete ("..." in an array of more than 1000 items). */
 bool json_literal(struct text_buf *out, const char *text, int64_t size);
 
 #endif

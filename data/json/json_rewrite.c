@@ -1,5 +1,5 @@
-/* json_rewrite.c - rewrites JSON that Python's json reads as JSON that jansson reads. Published files hold int(1e30),
- * Infinity, and halves of surrogate pairs, mostly under keys that moetrain does not use. */
+/* json_rewrite.c - see json_rewrite.h. Published files hold int(1e30), Infinity, and halves of surrogate pairs, mostly
+ * under keys that moetrain does not use. */
 #include "data/json/json_rewrite.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* text.c - text that grows, with marked spans; JSON as Python writes it. */
+/* text.c - see text.h. */
 #include "data/json/text.h"
 
 #include <float.h>

@@ -4,7 +4,7 @@
 
 #include "data/json/json.h"
 
-/* A text and its marked spans [begin, end) in bytes, ascending, disjoint: the parts that carry loss. Zeroed is
+/* A text and its marked spans, bytes [begin, end), ascending and disjoint: the parts that carry loss. Zeroed is
  * valid. */
 struct text_buf {
     char *text; /* NUL-terminated after the first write */
@@ -29,8 +29,8 @@ int text_put_json(struct text_buf *t, struct json value, struct err *err) MT_CHE
 int text_put_number(struct text_buf *t, struct json number, struct err *err) MT_CHECK;
 void text_put_quoted(struct text_buf *t, const char *s, int64_t size); /* a string, as text_put_json */
 void text_put_string(struct text_buf *t, const char *s);               /* text_put_quoted; s is NUL-terminated */
-/* Call it before each value of an array or object that is written one by one. Writes ", ", but nothing after the
- * opening bracket. */
+/* Call it before each value of an array or object that is written in pieces. Writes ", " unless the opening bracket
+ * precedes. */
 void text_put_comma(struct text_buf *t);
 void text_put_key(struct text_buf *t, const char *key); /* text_put_comma, and `"key": ` unless it is NULL */
 void text_put_float(struct text_buf *t, double v);      /* Python's repr */

@@ -1,5 +1,5 @@
-/* advantages.c - see advantages.h. Sums are of differences from the first reward, so the mean of equal rewards is
- * exactly their value and their advantages are exactly 0. */
+/* advantages.c - see advantages.h. Sums are of differences from the first reward, so equal rewards have exactly their
+ * value as the mean, and advantages of exactly 0. */
 #include "data/rollout/advantages.h"
 
 #include <math.h>

@@ -4,37 +4,35 @@
 
 #include "kernels/base.h"
 
-/* Mean and standard deviation of the n values x[0], x[stride], ..; NaN values are skipped, and the member n counts the
- * others. std divides by their number - 1. */
+/* Mean and standard deviation, with divisor n - 1, of the n values x[0], x[stride], .. that are not NaN. */
 struct moments {
     int64_t n;
-    double mean, std; /* NaN where n is 0; where n is less than 2 */
+    double mean, std; /* NaN if n is 0; if n is less than 2 */
 };
 struct moments moments_of(const double *x, int64_t n, int64_t stride);
 
-/* An advantage is (reward - mean of its group) / (standard deviation + 1e-4), with the deviation of the group or of all
- * rewards; NONE: without the divisor. */
+/* Advantages are (reward - mean of the group) / (standard deviation + 1e-4). The standard deviation is that of the
+ * group, or of all rewards (BATCH). NONE: no divisor. */
 enum advantage_scale { ADVANTAGE_GROUP, ADVANTAGE_BATCH, ADVANTAGE_NONE };
 struct advantage_options {
     int64_t n_group; /* rows of a group, adjacent */
     enum advantage_scale scale;
-    bool leave_one_out; /* RLOO: the mean is that of the other rows of the group, and only ADVANTAGE_BATCH divides, by
-                         * the deviation of all advantages, after their mean is subtracted */
+    bool leave_one_out; /* RLOO: the mean is that of the group's other rows. Only ADVANTAGE_BATCH divides, by the
+                           standard deviation of all advantages, after it subtracts their mean */
 };
 struct advantage_stats {
-    double mean, std; /* of all rewards that are not null; mean NaN: there are none; std NaN: at most one */
-    double zero_std;  /* share of rows without a gradient: the standard deviation of their group is 0; with
+    double mean, std; /* of all rewards that are not null; NaN as in struct moments */
+    double zero_std;  /* share of rows without a gradient, because the standard deviation of their group is 0; with
                          ADVANTAGE_BATCH and no leave_one_out that of all rewards (share 0 or 1) */
 };
 
-/* Standard deviations divide by n - 1. Null rewards (NaN) count in no mean and have advantage 0. n is a multiple of
- * n_group; advantage, reward [n]. */
+/* Null rewards (NaN) count in no mean and have advantage 0. n is a multiple of n_group; advantage, reward [n]. */
 void advantages_compute(double *advantage, const double *reward, int64_t n, const struct advantage_options *opt);
 struct advantage_stats advantages_stats(const double *reward, int64_t n, const struct advantage_options *opt);
 
-/* For reward.combine = normalize_then_sum. Computes sum [n] of weight * (value - mean) / (deviation + 1e-4) over the
- * rewards; mean and deviation are those of the group; values [n, n_reward], nulls left out. Without any value: NaN.
- * Advantages are then those of ADVANTAGE_BATCH. */
+/* For reward.combine = normalize_then_sum: sum [n] = sum over the rewards of weight * (value - mean) / (standard
+ * deviation + 1e-4), with the moments of the group; values [n, n_reward], nulls left out. Rows without any value: NaN.
+ * ADVANTAGE_BATCH then makes advantages of the sums. */
 void advantages_normalized_sum(double *sum, const double *values, const double *weights, int64_t n, int64_t n_reward,
                                int64_t n_group);
 

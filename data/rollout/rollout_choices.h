@@ -5,9 +5,10 @@
 #include "data/loader.h"
 #include "data/rollout/rollouts.h"
 
-/* Sets b->choices, also where prompts are shared (prefix.h). Sequence s of b is document b->answer_doc[s], and document
- * i is row i of `rows` (rollout_documents). The last token of a row, which the sampler did not read, takes the experts
- * of the one before: nothing depends on it. Either all rows have routing or none; without routing b does not change. */
+/* Sets b->choices, the experts that the sampler chose for each token, also where documents share a prefix (prefix.h).
+ * Sequence s of b is document b->answer_doc[s], row of that index in `rows`. The last token of a row, which the sampler
+ * did not read, takes the experts of the one before: nothing depends on it. Either all rows have routing or none;
+ * without, b does not change. */
 void rollout_choices(struct batch *b, const struct rollouts *rows);
 
 #endif

@@ -8,12 +8,12 @@
 struct rollout_options {
     int64_t vocab;          /* ids at or above it are an error */
     int64_t seq_len;        /* prompt and completion have at most so many tokens */
-    const int32_t *end_ids; /* [n_end] tokens that end generation: a row without finish_reason is truncated if it ends
-                               in another */
+    const int32_t *end_ids; /* [n_end] tokens that end generation: a row without finish_reason that ends in another
+                               token is truncated */
     int64_t n_end;
     int64_t n_layer, n_top,
-        n_exp;        /* of `routing`: routed layers, experts of a token, experts; n_layer 0: it is not read */
-    int64_t max_rows; /* of each entry of the list of files, the first; 0: all */
+        n_exp;        /* of `routing`: routed layers, experts per token, experts; n_layer 0: routing is not read */
+    int64_t max_rows; /* the first so many rows of each entry of the list; 0: all */
 };
 
 /* Appends a row, an object; other keys are not read:
@@ -26,7 +26,7 @@ struct rollout_options {
  * - finish_reason: "length" is a row without an end token; missing: the last token decides
  * Programs write such rows, so every deviation is an error. */
 int rollout_row_add(struct rollouts *r, struct json row, const struct rollout_options *opt, struct err *err) MT_CHECK;
-/* Appends the rows of files, a list as in data.train without weights. The caller frees r, also after an error. */
+/* Appends the rows of files, a list as in data.train without weights. The caller frees r, even after an error. */
 int rollout_rows_load(struct rollouts *r, const char *files, const struct rollout_options *opt,
                       struct err *err) MT_CHECK;
 

@@ -1,23 +1,23 @@
-/* rollouts.h - completions of prompts with their rewards, in memory: what online RL trains on. Rows of files
- * (rollout_rows.h) and rows that a run has sampled have this one form. */
+/* rollouts.h - completions of prompts with their rewards, in memory, from files (rollout_rows.h) or from the run's own
+ * sampler: what online RL trains on. */
 #ifndef MT_ROLLOUTS_H
 #define MT_ROLLOUTS_H
 
 #include "kernels/base.h"
 
-/* One completion. It does not own the arrays that it points to. */
+/* One completion, whose arrays belong to others. */
 struct rollout {
     int64_t n_prompt, n_completion; /* tokens; both at least 1 */
     const int32_t *prompt_ids;      /* [n_prompt] */
     const int32_t *completion_ids;  /* [n_completion], the end token included */
     const float *logprobs;          /* [n_completion] by the sampler; NaN: unknown. NULL: none is known */
     const uint8_t *mask;            /* [n_completion] 0: an environment wrote the token; NULL: the model wrote all */
-    double reward;                  /* NaN: null, the row teaches nothing */
-    int64_t group;                  /* completions of one prompt have one number */
+    double reward;                  /* NaN: null, the row is not trained on */
+    int64_t group;                  /* the completions of one prompt have one number */
     bool truncated;                 /* the completion stops without an end token */
     const uint16_t *routing;        /* [n_prompt + n_completion - 1, n_routing] the sampler's experts; NULL: none */
 };
-/* Rewards by name, which say what a row's reward is made of; only for the log. */
+/* Named rewards, which a row's reward consists of; only for the log. */
 enum { ROLLOUT_REWARDS = 16, ROLLOUT_REWARD_NAME = 40 };
 struct rollout_rewards {
     int64_t n;
@@ -48,7 +48,7 @@ void rollouts_add(struct rollouts *r, const struct rollout *row);
 int rollouts_add_reward(struct rollouts *r, const char *name, double value, struct err *err) MT_CHECK;
 /* Row i; points into r, until r changes. */
 struct rollout rollouts_row(const struct rollouts *r, int64_t i);
-/* Whether rows are whole groups of n_group adjacent rows; the error names the first group that is not. */
+/* Error: rows are not whole groups of n_group adjacent rows; it names the first group. */
 int rollouts_check_groups(const struct rollouts *r, int64_t n_group, struct err *err) MT_CHECK;
 uint64_t rollouts_hash(const struct rollouts *r); /* of all rows */
 void rollouts_clear(struct rollouts *r);          /* no rows; keeps the memory */

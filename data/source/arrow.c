@@ -1,5 +1,5 @@
-/* arrow.c - rows from the columns of an Arrow file (arrow.apache.org/docs/format/Columnar.html). A file is a stream of
- * messages between a magic word and a footer. The footer repeats where the messages are and is not needed. */
+/* arrow.c - rows from the columns of an Arrow file (arrow.apache.org/docs/format/Columnar.html): a stream of messages
+ * between a magic word and a footer, which repeats where the messages are and is not needed. */
 #include "data/source/arrow.h"
 
 #include <stdio.h>

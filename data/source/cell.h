@@ -6,7 +6,7 @@
 
 void cell_put_int(struct text_buf *t, int64_t value, bool is_unsigned);
 void cell_put_float(struct text_buf *t, double value); /* also NaN and Infinity, which json_parse reads */
-/* Writes {"not read": KIND}, an object and not a text, so it is never trained. Templates take it as true, like an
+/* Writes {"not read": KIND}. As an object and not a text it is never trained on; templates take it as true, like an
  * image. */
 void cell_put_unread(struct text_buf *t, const char *kind);
 

@@ -21,9 +21,9 @@ struct csv {
 };
 /* Reads the header. Error: it is empty, or has a name twice. */
 int csv_open(struct csv *c, struct err *err) MT_CHECK;
-/* Reads a record as {"NAME": "cell", ...}; an empty cell is null. 1: a record; 0: the end; 2: a bad record, the next
- * one can be read; -1: the file cannot be read further. As Python's csv does, a quote inside a cell that does not begin
- * with one is part of the text, and blank lines are left out. */
+/* Reads a record as {"NAME": "cell", ...}; an empty cell is null. 1: a record; 0: the end; 2: a bad record, after which
+ * reading can go on; -1: the file cannot be read further. As in Python's csv, a quote in a cell that does not begin
+ * with one is part of the text, and blank lines are skipped. */
 int csv_next(struct csv *c, struct text_buf *row, struct err *err) MT_CHECK;
 void csv_free(struct csv *c);
 

@@ -1,5 +1,5 @@
-/* flatbuffer.c - reads tables in the flatbuffers format. A table begins with the distance back to its list of offsets:
- * the size of the list and of the table in 2 bytes each, then 2 bytes for each field, 0 where it is absent. */
+/* flatbuffer.c - see flatbuffer.h. A table begins with the distance back to its list of offsets: the size of the list
+ * and of the table in 2 bytes each, then 2 bytes for each field, 0 if absent. */
 #include "data/source/flatbuffer.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* parquet.c - rows from the columns of a parquet file. A column holds for each entry two levels: at which repeated node
+/* parquet.c - rows from the columns of a parquet file. A column holds two levels for each entry: at which repeated node
  * the entry continues a list (rep), and how many optional and repeated nodes on its path are present (def). */
 #include "data/source/parquet.h"
 
@@ -102,7 +102,7 @@ static int put_list(struct parquet *p, struct text_buf *t, int64_t at, bool inne
     return 0;
 }
 
-/* Writes a node, and reads its entries from all columns below it. item: of a repeated node, one of its items. */
+/* Writes a node, reading its entries from all columns below it. item: of a repeated node, one of its items. */
 static int put_node(struct parquet *p, struct text_buf *t, int64_t at, bool item, struct err *err)
 {
     const struct parquet_node *node = &p->schema.nodes[at];

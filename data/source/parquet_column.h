@@ -1,4 +1,4 @@
-/* parquet_column.h - a column chunk of a parquet file: pages -> entries, each with its levels and value. */
+/* parquet_column.h - a column chunk of a parquet file: pages -> entries, each with its levels (parquet.c) and value. */
 #ifndef MT_PARQUET_COLUMN_H
 #define MT_PARQUET_COLUMN_H
 
@@ -17,7 +17,7 @@ struct parquet_column {
     enum parquet_type type;
     int64_t length;       /* of FIXED */
     int max_rep, max_def; /* number of repeated nodes on its path; number of repeated and optional nodes */
-    /* the entry at which the column is */
+    /* the current entry */
     bool given; /* the entry is read */
     int rep, def;
     struct parquet_value value; /* where def == max_def */
@@ -35,8 +35,8 @@ struct parquet_column {
 /* Opens a column chunk. The error names a codec that is not supported. */
 int parquet_column_open(struct parquet_column *c, const struct file_map *map, const struct parquet_chunk *chunk,
                         struct err *err) MT_CHECK;
-/* Reads an entry. 1: rep, def and value are those of the next entry, which stays the next one until it is dropped; 0:
- * there is none. */
+/* Reads an entry. 1: rep, def and value are those of the next entry, which later calls return again until it is
+ * dropped; 0: no more. */
 int parquet_column_peek(struct parquet_column *c, struct err *err) MT_CHECK;
 static inline void parquet_column_drop(struct parquet_column *c) { c->given = false; }
 void parquet_column_free(struct parquet_column *c);

@@ -144,8 +144,8 @@ static int read_node(struct parquet_schema *s, struct thrift *t, const char *pat
     return 0;
 }
 
-/* Finds the lists. A list is a group with a repeated member. That member is the item, or a group that holds only the
- * item. For old files the format has rules which of the two it is (parquet-format, LogicalTypes.md). */
+/* Finds the lists: groups with a repeated member, which is the item, or a group that holds only the item. For old files
+ * the format has rules to distinguish these (parquet-format, LogicalTypes.md). */
 static void find_lists(struct parquet_schema *s)
 {
     char tuple[256];

@@ -1,5 +1,5 @@
-/* parquet_schema.h - the metadata of a parquet file: the tree of its columns, and where the column chunks of each row
- * group are. */
+/* parquet_schema.h - the metadata of a parquet file: the tree of its columns, and the places of each row group's column
+ * chunks. */
 #ifndef MT_PARQUET_SCHEMA_H
 #define MT_PARQUET_SCHEMA_H
 
@@ -20,7 +20,7 @@ enum parquet_as {
 struct parquet_node {
     char *name;
     enum parquet_repeat repeat;
-    int max_rep, max_def; /* levels at which it is there */
+    int max_rep, max_def; /* levels (parquet.c) of an entry in which it is present */
     bool list;            /* the only child is repeated: the items of a list */
     bool item;            /* a list whose repeated child has one child, the item itself */
     int64_t n_children;

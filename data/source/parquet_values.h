@@ -59,8 +59,8 @@ struct parquet_values {
     uint8_t *joined; /* [cap_joined] the last value of DELTA_BYTES or BYTE_SPLIT */
     int64_t n_joined, cap_joined;
 };
-/* Begins the values of a page, at most n of them, in bytes p to end. The dictionary is set before. False: the encoding
- * is not of this type, or the bytes are damaged. */
+/* Begins the values of a page, at most n, in bytes p to end, after the dictionary is set. False: the type does not have
+ * this encoding, or the bytes are damaged. */
 bool parquet_values_begin(struct parquet_values *v, int64_t encoding, const uint8_t *p, const uint8_t *end, int64_t n);
 bool parquet_values_next(struct parquet_values *v, struct parquet_value *value); /* false: no more, or damaged */
 void parquet_values_free(struct parquet_values *v);

@@ -4,8 +4,8 @@
 
 #include "kernels/base.h"
 
-/* What a row of a text file is: {"text": ...} of the whole file, of a paragraph (blank lines separate them), of a line
- * that is not blank. */
+/* A row of a text file, {"text": ...}, is the whole file, a paragraph (blank lines separate them), or a line that is
+ * not blank. */
 enum sample_by { SAMPLE_DOCUMENT, SAMPLE_PARAGRAPH, SAMPLE_LINE };
 
 struct row_text {
@@ -13,14 +13,13 @@ struct row_text {
     int64_t size;
     char where[MT_PATH + 32]; /* FILE:LINE or FILE[INDEX] */
     bool line;                /* one line of JSONL, which may be a part of other JSON */
-    bool last_if_bad;         /* invalid JSON ends the file: the start of the next row is unknown then */
+    bool last_if_bad;         /* invalid JSON ends the file, as the start of the next row is then unknown */
 };
 
 struct row_source;
-/* The kind follows from the content if it is binary or the ending of the name is unknown, else from the name
- * (source_list.h). */
+/* The name determines the kind (source_list.h), or the content if that is binary or the name's ending is unknown. */
 struct row_source *row_source_open(const char *path, enum sample_by sample_by, struct err *err) MT_CHECK;
-/* Reads a row. 1: there is one; 0: the end; 2: a bad row, err says why, and the next one can be read; -1: the file
+/* Reads a row. 1: a row; 0: the end; 2: a bad row, for the reason in err, after which reading can go on; -1: the file
  * cannot be read further. */
 int row_source_next(struct row_source *s, struct row_text *row, struct err *err) MT_CHECK;
 int64_t row_source_position(const struct row_source *s); /* in the file on disk, after the last row */

@@ -84,7 +84,7 @@ static bool is_saved(const char *dir)
     return file_exists_in(dir, "state.json") && file_exists_in(dir, "dataset_info.json");
 }
 
-/* Adds the files of a data set that save_to_disk wrote, in order. The folder may also have caches of map and filter. */
+/* Adds the files of a data set that save_to_disk wrote, in order; the folder may also have caches of map and filter. */
 static int add_saved(struct source_files *f, const char *dir, struct err *err)
 {
     char path[MT_PATH];

@@ -1,4 +1,4 @@
-/* thrift.c - reads structs in Thrift's compact protocol. */
+/* thrift.c - see thrift.h. */
 #include "data/source/thrift.h"
 
 #define MAX_DEPTH 32

@@ -27,8 +27,8 @@ struct thrift {
     int depth;
 };
 
-/* The next field of a struct: its number in *id, which is 0 before the first. False: the end, or a fault. The caller
- * reads its value, or skips it. */
+/* Reads the next field of a struct: its number in *id, which is 0 before the first, and its type. False: the end, or a
+ * fault. The caller reads or skips its value. */
 bool thrift_field(struct thrift *t, int64_t *id, enum thrift_type *type);
 void thrift_skip(struct thrift *t, enum thrift_type type);
 /* The value of a field of this type; a fault when it has another type. */

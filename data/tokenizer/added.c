@@ -1,9 +1,8 @@
-/* added.c - finds added tokens in time linear in the text, whatever the tokens are.
+/* added.c - finds added tokens in time linear in the text.
  *
  * An Aho-Corasick automaton of the reversed texts reads the text from its end. At each byte it knows the longest token
- * that begins there. A second pass from the start then takes the leftmost matches that do not overlap. An automaton
- * that reads forward would have to read again from the end of each match: quadratic for a long token and its prefixes.
- */
+ * that begins there. A second pass from the start then takes the leftmost matches that do not overlap. A forward
+ * automaton would have to read again from the end of each match: quadratic for a long token and its prefixes. */
 #include "data/tokenizer/added.h"
 
 #include <string.h>
@@ -199,8 +198,8 @@ static int64_t last_character(const char *text, int64_t end)
     return i;
 }
 
-/* Adds the white space that lstrip and rstrip take to a match, not before `done`. False: the token is single_word and
- * beside a word. */
+/* Extends a match by the white space that lstrip and rstrip take, not before `done`. False: the token is single_word
+ * and beside a word. */
 static bool widen(struct added_match *m, const char *text, int64_t size, int64_t done)
 {
     const struct added *a = m->token;

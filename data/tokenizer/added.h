@@ -1,4 +1,4 @@
-/* added.h - added tokens: their flags, and their places in a text. */
+/* added.h - added tokens: their flags, and their positions in a text. */
 #ifndef MT_ADDED_H
 #define MT_ADDED_H
 
@@ -12,12 +12,12 @@ struct added {
     int32_t id;
     bool special;
     bool normalized;     /* searched after the normalizer */
-    bool lstrip, rstrip; /* a match takes the white space beside it */
-    bool single_word;    /* no match beside a character of a word */
+    bool lstrip, rstrip; /* a match includes the white space beside it */
+    bool single_word;    /* no match beside a word character */
 };
 
 /* Reads a token's content and flags, not its id. strict: `special` and `normalized` are required, as in tokenizer.json;
- * otherwise they are false and !special, as in transformers. a->text is allocated only without an error. */
+ * else their defaults are false and !special, as in transformers. a->text is allocated only without an error. */
 int added_read(struct added *a, struct json item, bool strict, struct err *err) MT_CHECK;
 
 /* Tokens in the order of their addition, found by text. Zeroed is valid. */
@@ -27,7 +27,7 @@ struct added_list {
     int32_t *slots; /* [2*cap] open addressing: text -> item; -1: free */
 };
 struct added *added_list_find(const struct added_list *list, const char *text, int64_t size); /* NULL: none */
-/* Takes a.text over. If the list has this text already, added_list_find returns the earlier token. */
+/* Takes a.text over. If the list has this text already, added_list_find still returns the earlier token. */
 void added_list_push(struct added_list *list, struct added a);
 void added_list_free(struct added_list *list);
 
@@ -41,8 +41,7 @@ struct added_set {
     uint64_t edge_mask;
     int32_t root[256]; /* the edges of the root */
 };
-/* Takes the items over. Error: two tokens have the same text, or more than ADDED_BYTES. The set needs added_free also
- * after an error. */
+/* Takes the items over. Error: two tokens with one text, or more than ADDED_BYTES. Free the set even after an error. */
 int added_build(struct added_set *set, struct added *items, int64_t n, struct err *err) MT_CHECK;
 void added_free(struct added_set *set);
 
@@ -55,7 +54,7 @@ struct added_matches { /* zeroed is valid */
     int64_t n, cap;
 };
 /* Finds the matches in text[0..size), valid UTF-8, in order: the leftmost, and of those the longest. `special`: special
- * tokens match; otherwise they are text, and hide tokens that begin inside them. */
+ * tokens match; otherwise they are text, but hide tokens that begin inside them. */
 void added_find(const struct added_set *set, const char *text, int64_t size, bool special, struct added_matches *out);
 void added_matches_free(struct added_matches *m);
 

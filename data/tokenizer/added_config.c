@@ -10,9 +10,9 @@
 struct adder {
     struct added_list *list;
     const struct bpe *bpe;
-    struct added_list unreachable; /* items of the vocabulary outside the alphabet of bytes: no text becomes them by
-                                      merges, but they have the ids of added tokens with their text */
-    int64_t n_vocab;               /* items of the vocabulary */
+    struct added_list unreachable; /* vocabulary entries with characters outside the byte-level alphabet, which merges
+                                      never give; an added token of the same text gets the entry's id */
+    int64_t n_vocab;               /* entries of the vocabulary */
 };
 
 static struct adder adder_new(struct added_list *list, const struct bpe *bpe)

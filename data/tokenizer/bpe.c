@@ -1,19 +1,19 @@
 /* bpe.c - byte-pair encoding of bytes or characters.
  *
- * Byte-level vocabularies are written in a printable alphabet of 256 characters, one for each byte. They are mapped
- * back at load, so that text needs no mapping: a token is a string of bytes, and a merge joins two of them.
+ * Byte-level vocabularies are written in a printable alphabet of 256 characters, one per byte. They are mapped back at
+ * load, so that text needs no mapping: a token is a string of bytes, and a merge joins two of them.
  *
  * Vocabularies of characters (byte_fallback) are used as they are. A character outside the vocabulary becomes its
  * bytes, whose tokens <0x00> to <0xFF> take part in no merge. All 256 byte tokens are required, so no text is unknown,
- * and unk_token and fuse_unk have no effect. When no token contains U+2581 (a space) after another character, no merge
- * crosses it. Pieces are then cut before U+2581, which keeps them short.
+ * and unk_token and fuse_unk have no effect. If no token contains U+2581 (a space) after another character, no merge
+ * crosses it, and pieces are cut before U+2581, which keeps them short.
  *
  * A piece starts as one symbol per byte or character. The adjacent pair with the lowest rank (the leftmost of equals)
  * is replaced by its merge until no pair has one. A short piece scans its cached ranks for the minimum; a long one
  * keeps them in a heap.
  *
  * Invariant: tokens with `whole` set encode to themselves by their merges (each is checked at load, or the file sets
- * ignore_merges), so a piece that equals one of them needs no merging. */
+ * ignore_merges), so a piece that equals one needs no merging. */
 #include "data/tokenizer/bpe.h"
 
 #include <string.h>
@@ -152,7 +152,7 @@ static uint64_t heap_pop(uint64_t *heap, int64_t *n)
     return top;
 }
 
-/* Looks up the merge of the symbol at `pos` with the next one and pushes it. A heap entry is stale when its rank is no
+/* Looks up the merge of the symbol at `pos` with the next one and pushes it. A heap entry is stale if its rank is no
  * longer that of its position: symbols only grow, so an old rank never returns. */
 static void queue_pair(const struct bpe *b, struct bpe_work *w, int64_t *n_heap, int32_t pos)
 {
@@ -165,8 +165,7 @@ static void queue_pair(const struct bpe *b, struct bpe_work *w, int64_t *n_heap,
     if (m->rank != NO_RANK) heap_push(w->heap, n_heap, (uint64_t)m->rank << 32 | (uint32_t)pos);
 }
 
-/* Merges w->symbols[0..n) in time n log n. Position 0 is never merged into a left neighbour, so the result begins
- * there. */
+/* Merges w->symbols[0..n) in time n log n. Position 0 is never merged to the left, so the result begins there. */
 static void merge_long(const struct bpe *b, struct bpe_work *w, int64_t n)
 {
     struct bpe_symbol *s = w->symbols;
@@ -326,8 +325,8 @@ char *bpe_printable(const uint8_t *bytes, int64_t size)
     return text;
 }
 
-/* The bytes of an item of the vocabulary; a byte-level item is mapped back from the printable alphabet. out has room
- * for `size`. Returns the number of bytes, or -1 when text has a character outside the alphabet. */
+/* The bytes of a vocabulary entry, mapped back from the printable alphabet if byte-level. out has room for `size`.
+ * Returns their number, or -1 for a character outside the alphabet. */
 static int64_t item_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t size)
 {
     if (!b->chars) return unprintable(out, text, size);
@@ -387,7 +386,6 @@ static struct bpe_token *token_at(struct bpe *b, int64_t id)
     return &b->tokens[id];
 }
 
-/* Adds the item of the vocabulary at s. */
 static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
 {
     int64_t id, size = s->key_size;
@@ -473,7 +471,6 @@ static int read_merge(const struct bpe *b, struct json_scan *s, int64_t *n_left,
     return json_scan_error(s, err, "a part is %s", b->chars ? "empty" : "not a string of the byte-level alphabet");
 }
 
-/* Adds the merge at s with this rank. */
 static int add_merge(const struct bpe *b, struct json_scan *s, struct bpe_merge *m, struct err *err)
 {
     const uint8_t *bytes = b->blob + b->blob_size;

@@ -1,18 +1,19 @@
-/* bpe.h - byte-pair encoding: the vocabulary as raw bytes, the merges, and the ids of one piece of text. Vocabularies
- * are byte-level, or of characters with a token for each byte (byte_fallback). */
+/* bpe.h - byte-pair encoding: the vocabulary as raw bytes, the merges, and the ids of a piece of text. Vocabularies are
+ * byte-level, or of characters with a token for each byte (byte_fallback). */
 #ifndef MT_BPE_H
 #define MT_BPE_H
 
 #include "data/tokenizer/json_scan.h"
 #include "data/tokenizer/token_list.h"
 
-#define BPE_MAX_ID (1 << 20) /* limit of ids; four times that of the largest published vocabularies */
+#define BPE_MAX_ID (1 << 20) /* four times the largest id of published vocabularies */
 
 struct bpe_token {
     const uint8_t *bytes; /* NULL: no token has this id */
     int32_t size;
-    bool text;  /* text can become this token: not a byte's token nor an added token outside the alphabet */
-    bool whole; /* a piece that equals this token needs no merging: see bpe.c */
+    bool text;  /* text can become this token: it is neither a byte's token nor an added token outside the byte-level
+                   alphabet */
+    bool whole; /* a piece that equals this token needs no merging (bpe.c) */
 };
 struct bpe_slot {
     uint32_t hash;
@@ -36,26 +37,26 @@ struct bpe {
     uint64_t merge_mask;
     int32_t byte_id[256]; /* id of each single byte (of characters: of its token <0xNN>), or -1 */
     bool chars;           /* the vocabulary is of characters */
-    bool cut;             /* no token has U+2581 after another character: see bpe_encode */
+    bool cut;             /* no token has U+2581 after another character (bpe.c) */
 };
 
-/* Reads the "model" object of a tokenizer.json, whose vocab and merges were cut out. b needs no bpe_free after an
- * error. */
+/* Reads the "model" object of a tokenizer.json, without vocab and merges, which are given separately. b needs no
+ * bpe_free after an error. */
 int bpe_load(struct bpe *b, struct json model, struct json_part vocab, struct json_part merges,
              struct err *err) MT_CHECK;
-/* bpe_load from a tiktoken.model: a line "BASE64 RANK" for each token, whose id is its rank. The pair whose token has
- * the lowest rank is merged first; a piece that is a token needs no merging. Messages begin with `name`. */
+/* bpe_load from a tiktoken.model: a line "BASE64 RANK" for each token, whose id is its rank. The pair whose merged
+ * token has the lowest rank is merged first; a piece that is a token needs no merging. Messages begin with `name`. */
 int bpe_load_ranks(struct bpe *b, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void bpe_free(struct bpe *b);
 
-/* Id of the item of the vocabulary that text can become and that is written like this, or -1. */
+/* Id of the vocabulary entry that is written like this and that text can become, or -1. */
 int32_t bpe_text_id(const struct bpe *b, const char *text, int64_t size);
 /* Id of the token with exactly these bytes, or -1. */
 int32_t bpe_find(const struct bpe *b, const uint8_t *bytes, int64_t size);
 
-/* Whether bytes [0, at) and [at, size) of a token are tokens; their ids. With bpe_load_ranks they are a merge. */
+/* Whether bytes [0, at) and [at, size) of a token are tokens, and their ids. With bpe_load_ranks these are a merge. */
 bool bpe_split(const struct bpe *b, int32_t id, int64_t at, int32_t *left, int32_t *right);
-/* Bytes in the printable alphabet of byte-level vocabularies; the caller frees the text. */
+/* Bytes in the printable alphabet of byte-level vocabularies, for mem_free. */
 char *bpe_printable(const uint8_t *bytes, int64_t size);
 
 /* Scratch of one thread for long pieces. Zeroed is valid. */

@@ -1,8 +1,8 @@
-/* json_scan.c - cuts large parts out of a JSON text and reads them item by item. A tokenizer.json has half a million
- * merges: their tree takes most of the load time and ten times the file's memory.
+/* json_scan.c - see json_scan.h. A tokenizer.json has half a million merges, whose tree would take most of the load
+ * time and ten times the file's memory.
  *
- * The cut looks at strings and brackets only. json_parse checks the rest of the text, and the scan checks a part by the
- * whole grammar, so all of the text is checked. When the cut finds something unexpected, json_parse reads the whole
+ * The cut looks only at strings and brackets. json_parse checks the rest of the text, and the scan checks a part by the
+ * whole grammar, so all of the text is checked. If the cut finds something unexpected, json_parse reads the whole
  * text. */
 #include "data/tokenizer/json_scan.h"
 
@@ -145,7 +145,7 @@ static bool same(const char *key, int64_t size, const char *name)
     return (int64_t)strlen(name) == size && !memcmp(key, name, (size_t)size);
 }
 
-/* Moves past the value of `key` at s->at, an object or array, and cuts it out when it is a part. */
+/* Moves past the value of `key` at s->at, an object or array, and cuts it out if it is a part. */
 static int cut_value(struct json_scan *s, struct cut *c, const char *key, int64_t size)
 {
     const char *begin = s->at;
@@ -160,7 +160,7 @@ static int cut_value(struct json_scan *s, struct cut *c, const char *key, int64_
     return 0;
 }
 
-/* Goes through the object at s->at: with `parent` the root, with NULL the parent object. */
+/* Iterates the object at s->at: with `parent` the root, with NULL the parent object. */
 static int cut_object(struct json_scan *s, struct cut *c, const char *parent)
 {
     const char *key;

@@ -1,10 +1,10 @@
-/* json_scan.h - large parts of a JSON text, cut out before json_parse and read item by item without a tree. */
+/* json_scan.h - reads large parts of a JSON text item by item, without a tree; they are cut out before json_parse. */
 #ifndef MT_JSON_SCAN_H
 #define MT_JSON_SCAN_H
 
 #include "data/json/json.h"
 
-/* The unchecked text of an object or array; json_scan reports errors inside it. */
+/* The unchecked text of an object or array, in which json_scan reports errors. */
 struct json_part {
     const char *text; /* NULL: missing */
     int64_t size;
@@ -15,7 +15,7 @@ struct json_doc *json_scan_without(const char *text, int64_t size, const char *n
                                    const char *const *keys, struct json_part *parts, int64_t n,
                                    struct err *err) MT_CHECK;
 
-/* Goes through a part: call json_scan_next for each item, then exactly one of the readers below for its value. */
+/* Iterates a part: call json_scan_next for each item, then exactly one of the readers below for its value. */
 struct json_scan {
     const char *at, *end;
     struct json where; /* the part's node in the tree, for messages */
@@ -32,7 +32,7 @@ void json_scan_close(struct json_scan *s);
 /* Moves to the next item. 1: at its value, in an object with s->key; 0: end of the innermost open array or object; -1:
  * not valid JSON. */
 int json_scan_next(struct json_scan *s, struct err *err) MT_CHECK;
-bool json_scan_is_array(const struct json_scan *s); /* the value is a string */
+bool json_scan_is_array(const struct json_scan *s);
 /* Enters the value, which must be an array; json_scan_next returns its items, then 0. */
 int json_scan_array(struct json_scan *s, struct err *err) MT_CHECK;
 /* Reads the value, a string. *out: [size] without a NUL, valid until the next string is read. */

@@ -1,9 +1,9 @@
 /* normalize.c - the UTF-8 check, NFC, Prepend and Replace with alignment. The only user of utf8proc: Unicode 14.
  *
  * NFC works on segments. A character that is neither a mark (general category M) nor a Hangul vowel or trailing
- * consonant never composes with the preceding text and is not reordered. So a text can be cut before each such
- * character and every segment normalized separately. All bytes of a normalized segment map to the whole original
- * segment. For nearly every text a segment is one character. */
+ * consonant never composes with the preceding text and is not reordered. So a text is cut before each such character
+ * and every segment normalized separately. All bytes of a normalized segment map to the whole original segment, nearly
+ * always one character. */
 #include "data/tokenizer/normalize.h"
 
 #include <stdio.h>

@@ -1,6 +1,5 @@
-/* search.c - see search.h. A pattern of the user may need time that grows exponentially with the text: the steps and
- * the memory that it takes on a text are limited. PCRE2's own limit begins again at every start of a match, so callouts
- * count the steps. */
+/* search.c - see search.h. A user's pattern may need time that grows exponentially with the text: its steps and memory
+ * are limited. PCRE2's own limit begins again at every start of a match, so callouts count the steps. */
 #include "data/tokenizer/search.h"
 
 #include <pcre2.h>
@@ -16,8 +15,8 @@ struct search {
     PCRE2_SIZE last;      /* where the last step was */
 };
 
-/* PCRE2 calls it before every item of the pattern. It counts a step for the item, and one for each byte passed since
- * the last call. */
+/* PCRE2 calls it before every item of the pattern. Counts a step for the item, and one for each byte passed since the
+ * last call. */
 static int count_step(pcre2_callout_block *block, void *user)
 {
     struct search *s = user;

@@ -1,14 +1,14 @@
 /* split.c - the pre_tokenizer. The only user of PCRE2.
  *
- * "Isolated": matches and the gaps between them become pieces. "Removed" with invert: the gaps are dropped; patterns
- * written for it leave none, and a dropped text is an error. In a Sequence each Split sees one piece of the Split
- * before it as a separate subject, so lookahead and $ stop at the piece's end.
+ * "Isolated": matches and the gaps between them become pieces. "Removed" with invert: the gaps are dropped; its
+ * patterns leave none, and a dropped text is an error. In a Sequence each Split sees one piece of the Split before it
+ * as a separate subject, so lookahead and $ stop at the piece's end.
  *
- * PCRE2 10.42 knows the categories of Unicode 14, Hugging Face's library those of 16. Before matching, later characters
- * are replaced by characters of the same category. (This would mislead a pattern that names such a character; no
+ * PCRE2 10.42 knows the categories of Unicode 14, Hugging Face's library those of 16. Before matching, newer characters
+ * are replaced by older ones of the same category. (This would mislead a pattern that names such a character; no
  * published pattern does.) Ranges of these characters in the patterns would cost a third of the speed on plain English.
- * \s of PCRE2 has U+180E in addition to Unicode's White_Space. Patterns are rewritten to White_Space at every \s and
- * \S, except for \S inside brackets, which cannot be written as a list. */
+ * PCRE2's \s has U+180E in addition to Unicode's White_Space. Patterns are rewritten to White_Space at every \s and \S,
+ * except for \S inside brackets, which cannot be written as a list. */
 #include "data/tokenizer/split.h"
 
 #include <stdio.h>
@@ -26,15 +26,15 @@
 #define MAX_CODE       (128 << 10) /* bytes of a compiled pattern; published ones have 1 to 4 thousand */
 #define HEAP_KIB       (32 << 10)  /* of one match without the JIT compiler */
 
-/* The work of a text is counted instead of timed, so that the same text and patterns always give the same result. A
- * match first sees WINDOW bytes of the text, may backtrack LIMIT times at each byte, and costs FIRST for each visible
- * byte: at most 1 us a byte. (PCRE2 does not count iterations of loops over one character, but such a loop stays inside
- * the window.) When a match reaches the end of the window (PCRE2_PARTIAL_HARD reports this), it is repeated with four
- * times as many bytes; when it reaches the limit, with the same window. Repetitions run the pattern compiled to report
- * every step (PCRE2_AUTO_CALLOUT), and cost the reported steps.
- * Measured on two busy cores with texts of 1 MB: hostile patterns end after 0.4 to 1.3 s (one in thirty: 2.0 s). The
- * published tokenizers use at most 0.16 of the budget on spaces, digits, letters, emoji, CJK or mixed newlines, 0.29 on
- * punctuation, and 0.45 (DeepSeek V3, 0.2 s) on control characters. */
+/* Work is counted instead of timed, so that a text and its patterns always give the same result. A match first sees
+ * WINDOW bytes of the text, may backtrack LIMIT times at each byte, and costs FIRST for each visible byte: at most 1 us
+ * a byte. (PCRE2 does not count iterations of loops over one character, but these stay inside the window.) A match that
+ * reaches the end of the window (PCRE2_PARTIAL_HARD reports this) is repeated with four times as many bytes; one that
+ * reaches the limit, with the same window. Repetitions run the pattern compiled to report every step
+ * (PCRE2_AUTO_CALLOUT), and cost the reported steps. Measured on two busy cores with texts of 1 MB: hostile patterns
+ * end after 0.4 to 1.3 s (one in thirty: 2.0 s). The published tokenizers use at most 0.16 of the budget on spaces,
+ * digits, letters, emoji, CJK or mixed newlines, 0.29 on punctuation, and 0.45 (DeepSeek V3, 0.2 s) on control
+ * characters. */
 #define WINDOW         32
 #define LIMIT          16
 #define FIRST          4
@@ -84,8 +84,8 @@ void split_free(struct split *s)
 
 /* ---- loading ---- */
 
-/* Kimi-K2 names a script, and takes it out of a class: [\p{Lo}\p{M}&&[^\p{Han}]]. PCRE2 has no intersections, and its
- * \p{Han} is the property Script_Extensions. */
+/* Kimi-K2 takes a script out of a class: [\p{Lo}\p{M}&&[^\p{Han}]]. PCRE2 has no intersections, and its \p{Han} is the
+ * property Script_Extensions. */
 #define HAN        "\\p{Han}"
 #define WITHOUT    "&&[^" HAN "]]"
 #define SCRIPT_HAN "\\p{sc:Han}"
@@ -106,9 +106,9 @@ static int64_t take_out_han(char *out, int64_t n, int64_t begin)
     return n + before;
 }
 
-/* The pattern with \s, \S and classes without Han written out. Files are written for Oniguruma; syntax with another
- * meaning in PCRE2 is refused: ^ and $, (*VERBS), other brackets in brackets, most letter escapes, properties other
- * than general categories and Han. Returns the length, or -1 with *at where it stopped. */
+/* The pattern with \s, \S and classes without Han written out. Files are written for Oniguruma; syntax that differs in
+ * PCRE2 is refused: ^ and $, (*VERBS), other brackets in brackets, most letter escapes, properties other than general
+ * categories and Han. Returns the length, or -1 with *at where it stopped. */
 static int64_t translate(char *out, const char *pattern, int64_t size, int64_t *at)
 {
     bool in_class = false, negated = false;
@@ -314,7 +314,7 @@ enum split_kind split_kind(const struct split *s) { return s->kind; }
 
 /* ---- running ---- */
 
-/* PCRE2 calls it before each item of a counted pattern, at each try. It counts the item, and the bytes since the last
+/* PCRE2 calls it before each item of a counted pattern, at each try. Counts the item, and the bytes since the last
  * call. */
 static int count_step(pcre2_callout_block *at, void *ctx)
 {

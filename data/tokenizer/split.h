@@ -9,12 +9,12 @@
 struct split; /* read-only after load: threads may share it */
 
 /* pre_tokenizer of a tokenizer.json: ByteLevel, a Sequence of Split(Regex; Isolated, or Removed with invert) that ends
- * in a ByteLevel, Metaspace, Split(" ", MergedWithPrevious), or null. The error for anything else names it. */
+ * in a ByteLevel, Metaspace, Split(" ", MergedWithPrevious), or null. Anything else is an error that names it. */
 struct split *split_load(struct json pre_tokenizer, struct err *err) MT_CHECK;
 /* How the vocabulary represents text. BYTE_LEVEL: bytes as characters of a 256-character alphabet. NULL: plain
- * characters. SPACES: plain characters without spaces, at which the file would cut. META (Metaspace): spaces as U+2581.
- * Metaspace may also add a U+2581 in front, unless the text begins with one: NEVER; FIRST: at the start of the whole
- * text; ALWAYS: at the start of every text between added tokens. */
+ * characters. SPACES: plain characters without spaces, at which text is cut. META (Metaspace): spaces as U+2581, with a
+ * U+2581 added in front unless the text begins with one: NEVER; FIRST: at the start of the whole text; ALWAYS: at the
+ * start of every text between added tokens. */
 enum split_kind { SPLIT_BYTE_LEVEL, SPLIT_NULL, SPLIT_SPACES, SPLIT_META_NEVER, SPLIT_META_FIRST, SPLIT_META_ALWAYS };
 enum split_kind split_kind(const struct split *s);
 void split_free(struct split *s);

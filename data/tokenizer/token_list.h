@@ -4,14 +4,14 @@
 
 #include "kernels/base.h"
 
-/* A growing list of ids and, for each, its byte range in the text. Zeroed is valid. */
+/* Zeroed is valid. */
 struct token_list {
     int32_t *ids;
     int32_t *begin, *end; /* byte offsets into the text */
     int64_t count, cap;
 };
 void token_list_free(struct token_list *list);
-/* Makes room for `extra` more. */
+/* Makes room for `extra` more ids. */
 void token_list_reserve(struct token_list *list, int64_t extra);
 
 #endif

@@ -5,8 +5,8 @@
  *
  * Both cuts take the leftmost match, and of those the longest. `truncation` and `padding` of the file are settings of
  * that library's calls; `decoder` and `post_processor` come after the ids. Only the type of post_processor is checked.
- * The normalizer also makes Metaspace's changes of the text. This is possible because vocabularies of characters may
- * have no added tokens with normalized:true, so no step lies between the two. */
+ * The normalizer also makes Metaspace's changes of the text; no step lies between the two, because vocabularies of
+ * characters may have no added tokens with normalized:true. */
 #include "data/tokenizer/tokenizer.h"
 
 #include <stdio.h>
@@ -46,7 +46,7 @@ struct tokenizer {
 
 /* ---- loading ---- */
 
-/* Checks that the id is that of the vocabulary's item with this text or, when there is none, an unused id. */
+/* Checks that the id is that of the vocabulary entry with this text or, without one, unused. */
 static int check_added_id(const struct bpe *bpe, struct json item, const struct added *a, struct err *err)
 {
     const int32_t other = bpe_text_id(bpe, a->text, a->size);
@@ -120,7 +120,6 @@ static void index_ids(struct tokenizer *tok)
         for (int64_t k = 0; k < tok->sets[i].n; k++) tok->by_id[tok->sets[i].items[k].id] = &tok->sets[i].items[k];
 }
 
-/* Moves the added tokens to the two sets. */
 static int build_added(struct tokenizer *tok, struct err *err)
 {
     struct added_list *list = &tok->added;
@@ -170,8 +169,8 @@ static int load_split(struct tokenizer *tok, struct json j, struct err *err)
     return normalizer_add(&tok->normalizer, j, &step, err);
 }
 
-/* Accepts ByteLevel, which only changes offsets, and TemplateProcessing, which adds tokens at the ends (see
- * tokenizer_encode). */
+/* Accepts ByteLevel, which only changes offsets, and TemplateProcessing, whose tokens are not added
+ * (tokenizer_encode). */
 static int check_post_processor(struct json j, struct err *err)
 {
     const char *type;
@@ -243,7 +242,7 @@ static struct tokenizer *load(const char *path, struct json config, struct err *
 #define KIMI_WORD "[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}&&[^\\\\p{Han}]]"
 #define KIMI_END  "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}&&[^\\\\p{Han}]]"
 
-/* As a tokenizer.json would have it. */
+/* What a tokenizer.json would have. */
 static const char kimi_split[] =
     "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": "
     "{\"Regex\": \"[\\\\p{Han}]+"
@@ -252,8 +251,8 @@ static const char kimi_split[] =
     "|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"}}, "
     "{\"type\": \"ByteLevel\", \"use_regex\": false}]}";
 
-/* Adds <|reserved_token_ID|> for the ids that tokenizer_config.json does not name. Named tokens are cut out of a text
- * first, since the reserved ones are `normalized`. */
+/* Adds <|reserved_token_ID|> for the ids that tokenizer_config.json does not name. Texts are cut at named tokens first,
+ * since the reserved ones are `normalized`. */
 static int add_reserved(struct tokenizer *tok, const char *path, struct err *err)
 {
     const int64_t begin = tok->bpe.n_ids;
@@ -445,7 +444,6 @@ static int encode_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
                       err);
 }
 
-/* Whether a byte of [begin, end) is plain. */
 static bool has_plain(const struct encoder *e, int64_t begin, int64_t end)
 {
     int64_t low = 0, high = e->n_plain;
@@ -482,7 +480,7 @@ static int encode_pieces(struct encoder *e, const char *text, int64_t size, int6
     return split_run(e->tok->split, e->split, text, size, encode_piece, e, err);
 }
 
-/* Cuts a text at added tokens, and encodes what is between them. Byte ranges are those of this text plus offset. */
+/* Cuts a text at added tokens, and encodes the text between them. offset is added to byte ranges. */
 static int encode_cut(struct encoder *e, int cut, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     struct added_matches *found = &e->found[cut];
@@ -504,8 +502,8 @@ static int encode_cut(struct encoder *e, int cut, const char *text, int64_t size
 /* Python's str.isspace. */
 static bool is_python_space(const char *s) { return utf8_is_space(s) || ((uint8_t)*s >= 0x1c && (uint8_t)*s <= 0x1f); }
 
-/* Encodes a text in parts. Kimi's tokenizer cuts a text after MOST characters, and such a part after each LONGEST
- * characters that are all white space, or all other: no token reaches over a cut. */
+/* Encodes a text in parts. Kimi's tokenizer cuts a text after MOST characters, and such a part after every LONGEST
+ * characters that are all white space, or all other characters: no token reaches over a cut. */
 static int encode_parts(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     enum { MOST = 400000, LONGEST = 25000 };

@@ -7,8 +7,8 @@
 
 struct tokenizer;
 
-/* The tokenizer of a checkpoint's directory: tokenizer.json, or else Kimi's tiktoken.model, with the added tokens that
- * tokenizer_config.json names. */
+/* The tokenizer of a checkpoint's directory: tokenizer.json, else Kimi's tiktoken.model, with the added tokens of
+ * tokenizer_config.json. */
 struct tokenizer *tokenizer_open(const char *dir, struct err *err) MT_CHECK;
 struct tokenizer *tokenizer_load(const char *path, struct err *err) MT_CHECK; /* path of tokenizer.json */
 /* tokenizer_load from memory; messages begin with `name`. */
@@ -18,16 +18,17 @@ void tokenizer_free(struct tokenizer *tok);
 int32_t tokenizer_id(const struct tokenizer *tok, const char *content);
 uint64_t tokenizer_hash(const struct tokenizer *tok); /* hash of the files' content, for caches */
 
-/* Appends the ids of text[0..size). `special`: special tokens in the text are recognised (HF's default); otherwise they
- * are ordinary text. (Added tokens that are not special are always recognised.) No token is added at either end,
- * whatever post_processor specifies (bos): the text or its template contains them. Invalid UTF-8 is an error with the
- * byte; after an error the list is unchanged. */
+/* Appends the ids of text[0..size). `special`: special tokens in the text are recognised (HF's default), else they are
+ * ordinary text. (Other added tokens are always recognised.) No token is added at either end, whatever post_processor
+ * specifies: the text or its template has bos. Invalid UTF-8 is an error with the byte; after an error the list is
+ * unchanged. */
 int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size, bool special, struct token_list *out,
                      struct err *err) MT_CHECK;
-/* tokenizer_encode with special tokens; those with a byte of `plain`, [n_plain] ascending, are ordinary text. */
+/* tokenizer_encode with special tokens, except that those with a byte of `plain`, [n_plain] ascending, are ordinary
+ * text. */
 int tokenizer_encode_plain(const struct tokenizer *tok, const char *text, int64_t size, const int64_t *plain,
                            int64_t n_plain, struct token_list *out, struct err *err) MT_CHECK;
-/* Lists the special tokens that text[0..size), valid UTF-8, spells, with their byte ranges; replaces the list. */
+/* Replaces the list by the special tokens that text[0..size), valid UTF-8, spells, with their byte ranges. */
 void tokenizer_specials(const struct tokenizer *tok, const char *text, int64_t size, struct token_list *out);
 /* Bytes of one id; NULL for an id without a token. */
 const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size);
@@ -36,9 +37,10 @@ bool tokenizer_marks_spaces(const struct tokenizer *tok); /* U+2581 stands for a
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id);
 bool tokenizer_is_added(const struct tokenizer *tok, int32_t id); /* no bytes of text merge to this token */
 
-/* A tiktoken.model as items of a tokenizer.json. Ids of its tokens are ranks: lower ones merge first. */
+/* The following functions write a tiktoken.model as a tokenizer.json. Ids of its tokens are ranks: lower ones merge
+ * first. */
 bool tokenizer_has_ranks(const struct tokenizer *tok);
-/* The text of one id; bytes are in the printable alphabet. The caller frees it. NULL: the id has no token. */
+/* The text of one id, with bytes in the printable alphabet, for mem_free. NULL: no token has this id. */
 char *tokenizer_item(const struct tokenizer *tok, int32_t id);
 /* Whether a merge joins bytes [0, at) and [at, size) of a token that is not added; the ids of the two. */
 bool tokenizer_split(const struct tokenizer *tok, int32_t id, int64_t at, int32_t *left, int32_t *right);

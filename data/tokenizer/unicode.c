@@ -1,5 +1,5 @@
-/* unicode.c - characters that Unicode 16 has and Unicode 14 lacks, among letters, marks, numbers, punctuation and
- * symbols: all of them take three or four bytes. tests/parity/make_unicode.py writes the table. */
+/* unicode.c - letters, marks, numbers, punctuation and symbols that Unicode 16 has and 14 lacks, each of three or four
+ * bytes. tests/parity/make_unicode.py writes the table. */
 #include "data/tokenizer/unicode.h"
 
 #include <string.h>

@@ -4,9 +4,9 @@
 
 #include "kernels/base.h"
 
-/* A copy of the text (valid UTF-8) in which each such newer character is replaced by a character of Unicode 14 with the
- * same general category, the same membership in the script Han and the same number of bytes, so all offsets stay the
- * same. NULL when the text has no such character. For mem_free. */
+/* A copy of the text (valid UTF-8) in which a character of Unicode 14 with the same general category, membership in the
+ * script Han and number of bytes replaces each newer one, so that offsets do not change; for mem_free. NULL: the text
+ * has no such character. */
 char *unicode_as_14(const char *text, int64_t size);
 
 #endif

@@ -76,14 +76,12 @@ struct family {
     EXPERT_NAMES, .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts", .shared_by_weight = true, \
                   .excluded = ".*vision_tower.*"
 
-/* What the families with latent attention have in common. */
 #define LATENT_FAMILY                                                                                                  \
     .mixer = &mixer_mla, .ffn = &ffn_moe, .dense = &ffn_dense, .names = {DEEPSEEK_NAMES},                              \
     .width = "moe_intermediate_size", .n_exp = "n_routed_experts", .theta = 10000, .router_bias = true,                \
     .round_twice = true, .kv_as_heads = true, .sigmoid = true, .renormalises = true, .dense_first = true,              \
     .predicts = true, .rope_keys = ROPE_KEYS_MSCALE
 
-/* What the families with gated DeltaNet have in common. */
 #define DELTANET_NAMES EXPERT_NAMES, .shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"
 #define DELTANET_FAMILY                                                                                                \
     .mixer = &mixer_attention, .linear = &mixer_deltanet, .ffn = &ffn_moe, .dense = &ffn_dense,                        \
@@ -400,7 +398,7 @@ static int find_family(const struct family **out, struct json root, struct err *
                       known);
 }
 
-/* Reads a count that has two names; if the file has both, they must be equal. If it has neither, the error asks for
+/* Reads a count that has two names; both must be equal if the file has both. If it has neither, the error asks for
  * `name`. */
 static int read_count(struct json root, const char *name, const char *other, int64_t *out, struct err *err)
 {
@@ -456,7 +454,7 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
-/* Reads RoPE as one of both keys has it, or neither. */
+/* Reads RoPE from rope_parameters or rope_scaling, or without either. */
 static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json root, struct json scaling,
                         const struct family *f, struct err *err)
 {
@@ -529,10 +527,9 @@ static int read_mla(struct arch *a, struct json root, const struct family *f, st
     return 0;
 }
 
-/* Kinds of attention. */
 enum { FULL, SLIDING };
 
-/* Reads the kinds of the layers: windows of attention, and the layers with another mixer. */
+/* Reads which layers have a window, and which have another mixer than attention. */
 static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     int64_t window = f->window, interval = 4; /* every interval-th layer has attention */
@@ -583,7 +580,6 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
     return 0;
 }
 
-/* Reads the width of the shared experts of a layer. */
 static int read_shared(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     int64_t n = 1;
@@ -594,7 +590,7 @@ static int read_shared(struct arch *a, struct json root, const struct family *f,
     return 0;
 }
 
-/* Reads how many first layers are dense: first_k_dense_replace, or mlp_layer_types with a kind for each layer. */
+/* Reads the number of dense first layers: first_k_dense_replace, or mlp_layer_types with a kind for each layer. */
 static int read_first_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     const struct json kinds = json_find(root, "mlp_layer_types");
@@ -622,8 +618,8 @@ static int read_first_dense(struct arch *a, struct json root, const struct famil
     return 0;
 }
 
-/* Finds the dense layers. Qwen's configurations list them (mlp_only_layers), or give experts only to every n-th layer
- * (decoder_sparse_step). Others begin with some dense layers (first_k_dense_replace). */
+/* Finds the dense layers: Qwen's configurations list them (mlp_only_layers) or give experts only to every n-th layer
+ * (decoder_sparse_step); in others the first ones are dense (first_k_dense_replace). */
 static int read_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     int64_t step = 1, layer;
@@ -725,7 +721,6 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     return 0;
 }
 
-/* Reads the kinds of layers, and their RoPE. */
 static int read_kinds(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     if (f->compressed) return compressed_read(a, root, err);

@@ -10,7 +10,7 @@
 
 static const char sparse_name[] = "compressed_sparse_attention", heavy_name[] = "heavily_compressed_attention";
 
-/* Kinds of attention: RoPE differs. */
+/* Kinds of attention, whose RoPE differs. */
 enum { WINDOW_ALONE, WITH_ENTRIES };
 
 static int read_attention(struct arch *a, struct json root, struct err *err)
@@ -41,8 +41,8 @@ static int read_attention(struct arch *a, struct json root, struct err *err)
 
 /* ---- kinds of layers */
 
-/* Reads the tokens per entry of a kind: `name` in compress_rates, or the older key `older` of root. Where a file has
- * both they must be equal. */
+/* Reads how many tokens an entry of a kind sums up: `name` in compress_rates, or `older` of root, which must be
+ * equal. */
 static int read_ratio(int64_t *ratio, struct json root, const char *name, const char *older, struct err *err)
 {
     const struct json rates = json_find(root, "compress_rates");
@@ -54,8 +54,7 @@ static int read_ratio(int64_t *ratio, struct json root, const char *name, const 
                       (long long)*ratio, name, (long long)rate, older);
 }
 
-/* Reads the tokens per entry of both kinds. In compress_ratios, 4 means the sparse kind and every other value the heavy
- * one. */
+/* read_ratio for both kinds. In compress_ratios, 4 means the sparse kind and every other value the heavy one. */
 static int read_ratios(struct arch *a, struct json root, struct err *err)
 {
     const struct json rates = json_find(root, "compress_rates"), list = json_find(root, "compress_ratios");
@@ -130,7 +129,7 @@ static int read_kinds(struct arch *a, struct json root, struct err *err)
     return 0;
 }
 
-/* Reads how many layers choose experts by the token's id: these layers are the first ones. */
+/* Reads how many first layers choose experts by the token's id. */
 static int read_hash(struct arch *a, struct json root, struct err *err)
 {
     const struct json list = json_find(root, "mlp_layer_types");
@@ -202,7 +201,7 @@ static struct rope_arch plain_rope(const struct arch *a, double theta)
                               .width = a->compress.rope};
 }
 
-/* Reads one of the two RoPEs; cos and sin have no factor unless the file names one. YaRN's key `truncate` must be true:
+/* Reads one of the two RoPEs. cos and sin have a factor only if the file names one. YaRN's key `truncate` must be true:
  * transformers does not read it, and the published code always truncates. */
 static int read_one(struct rope_arch *r, struct json root, struct json o, struct err *err)
 {
@@ -234,7 +233,7 @@ static int refuse_no_object(struct json o, struct err *err)
     return json_given(o) && json_type(o) != JSON_OBJECT ? json_error(o, err, "is not an object") : 0;
 }
 
-/* Reads both RoPEs. Layers with entries have YaRN and compress_rope_theta; the others have rope_theta alone. */
+/* Reads both RoPEs. Layers with entries have YaRN and compress_rope_theta; the others only rope_theta. */
 static int read_ropes_of(struct arch *a, struct json root, struct json scaling, struct err *err)
 {
     double theta = 10000, entry_theta = 160000;

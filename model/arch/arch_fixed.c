@@ -62,10 +62,10 @@ int fixed_check(const char *family, struct json root, struct err *err)
     return 0;
 }
 
-/* Names and dtypes of the tensors decide how they are read; quantization_config may also describe a checkpoint that was
- * decoded since. A method whose tensors the loader does not know is refused here, because the later error, a missing
- * tensor, would explain less. fbgemm_fp8 and the FP8 of quark have the tensors of compressed-tensors. Model-Optimizer
- * also has modelopt_fp4 and other longer names. */
+/* The loader reads tensors by their names and dtypes; quantization_config may also describe a checkpoint that was
+ * decoded since. A method with other tensors is refused here, because the later error, a missing tensor, would explain
+ * less. fbgemm_fp8 and the FP8 of quark have the tensors of compressed-tensors. Model-Optimizer also has modelopt_fp4
+ * and other longer names. */
 int fixed_quantization(struct json root, struct err *err)
 {
     static const char *const known[] = {"bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4", "quark",

@@ -1,6 +1,6 @@
-/* arch_gemma.c - the configuration of Gemma-4. Layers have full attention or a window; the two kinds differ in heads
- * and RoPE, and in whether values are keys. transformers before 5.17 writes global_head_dim and
- * num_global_key_value_heads, later versions per_layer_config, which has sizes by layer. */
+/* arch_gemma.c - the configuration of Gemma-4. Layers have full attention or a window; these kinds differ in heads,
+ * RoPE, and in whether values are keys. transformers before 5.17 writes global_head_dim and num_global_key_value_heads,
+ * later versions per_layer_config, sizes by layer. */
 #include "model/arch/arch_gemma.h"
 
 #include <stdlib.h>
@@ -9,11 +9,10 @@
 #include "model/arch/arch_range.h"
 #include "model/arch/arch_rope.h"
 
-/* Kinds of attention. */
 enum { FULL, SLIDING, KINDS };
 static const char *const kind_names[KINDS] = {"full_attention", "sliding_attention"};
 
-/* Heads of one layer. Layers of one kind must have equal heads, which is checked later. */
+/* Heads of one layer. */
 struct layer_heads {
     int64_t head_dim, n_kv;
 };
@@ -87,7 +86,7 @@ static int read_override(struct layer_heads *h, struct json o, struct err *err)
                : 0;
 }
 
-/* Reads the heads of every layer: per_layer_config, where the file has it, else the two global_* keys. */
+/* Reads the heads of every layer from per_layer_config, else from the two global_* keys. */
 static int read_heads(const struct arch *a, struct json root, bool values_are_keys, struct layer_heads *heads,
                       struct err *err)
 {

@@ -1,7 +1,7 @@
-/* arch_keys.c - keys of config.json that only one or a few families have. */
+/* arch_keys.c - see arch_keys.h. */
 #include "model/arch/arch_keys.h"
 
-/* Reads sizes of the layers with gated DeltaNet; the defaults are those of transformers' configuration class. */
+/* The defaults are those of transformers' configuration class. */
 int keys_delta(struct arch *a, struct json root, bool fused, struct err *err)
 {
     struct delta_shape *s = &a->delta.shape;
@@ -23,7 +23,6 @@ int keys_delta(struct arch *a, struct json root, bool fused, struct err *err)
     return 0;
 }
 
-/* Reads the number of rotated channels, which partial_rotary_factor may give too. */
 int keys_rotary_dim(struct rope_arch *r, struct json root, struct json scaling, int64_t head_dim, struct err *err)
 {
     static const char key[] = "rotary_dim", factor[] = "partial_rotary_factor";
@@ -37,7 +36,6 @@ int keys_rotary_dim(struct rope_arch *r, struct json root, struct json scaling, 
     return 0;
 }
 
-/* Reads the number of layers of multi-token prediction, as MiniMax-M2's files count them. */
 int keys_mtp_modules(struct arch *a, struct json root, struct err *err)
 {
     int64_t n = 0, each = 1;
@@ -48,7 +46,6 @@ int keys_mtp_modules(struct arch *a, struct json root, struct err *err)
     return 0;
 }
 
-/* Reads the short convolution of LFM2, and whether its routers have a bias. */
 int keys_conv(struct arch *a, struct json root, struct err *err)
 {
     bool biased = true;

@@ -1,8 +1,8 @@
-/* arch_nemotron.c - reads the configuration of Nemotron-H: as published, and as transformers 5 writes it. A layer has a
- * mixer or a network. Defaults are those of transformers' configuration class.
+/* arch_nemotron.c - the configuration of Nemotron-H, as published and as transformers 5 writes it. A layer has a mixer
+ * or a network. Defaults are those of transformers' configuration class.
  *
- * transformers takes time_step_min as the least step and ignores time_step_limit; so does moetrain. transformers also
- * ignores attention_bias, norm_eps, n_shared_experts, expand, and the keys of RoPE, which attention does not have. */
+ * Like transformers, moetrain takes time_step_min as the least step, and ignores time_step_limit, attention_bias,
+ * norm_eps, n_shared_experts, expand and the keys of RoPE, which attention does not have. */
 #include "model/arch/arch_nemotron.h"
 
 #include <math.h>
@@ -74,7 +74,6 @@ static enum kind kind_of_letter(char c)
     return at ? (enum kind)(at - letters) : NO_KIND;
 }
 
-/* Reads a list of names: kind [MT_MAX_LAYERS] and their number. */
 static int read_names(struct json list, enum kind *kind, int64_t *n, struct err *err)
 {
     const char *name;
@@ -108,7 +107,7 @@ static int read_pattern(struct json at, enum kind *kind, int64_t *n, struct err 
     return 0;
 }
 
-/* Reads the kinds of the layers. Their key has three names, and a file may have several of them. */
+/* Reads the kinds of the layers from a key with three names, of which a file may have several. */
 static int read_layers(struct arch *a, const struct nemotron_kinds *kinds, struct json root, struct err *err)
 {
     static const char *const keys[] = {"layers_block_type", "layer_types", "hybrid_override_pattern"};
@@ -195,7 +194,7 @@ static int read_sizes(struct arch *a, struct json root, struct err *err)
     return 0;
 }
 
-/* Refuses keys that change the mathematics if they do not have their one supported value. */
+/* Refuses other values than the supported one of keys that change the mathematics. */
 static int refuse_variants(struct json root, struct err *err)
 {
     static const struct {

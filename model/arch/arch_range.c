@@ -1,4 +1,4 @@
-/* arch_range.c - ranges of the real values in config.json. */
+/* arch_range.c - see arch_range.h. */
 #include "model/arch/arch_range.h"
 
 #include <float.h>

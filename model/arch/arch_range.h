@@ -1,5 +1,5 @@
-/* arch_range.h - ranges of the real values in config.json. Outside of them a value is a mistake: the model's outputs
- * would not depend on its weights, and their gradients would be 0. */
+/* arch_range.h - ranges of the real values in config.json. A value outside is a mistake: the model's outputs would not
+ * depend on its weights, whose gradients would be 0. */
 #ifndef MT_ARCH_RANGE_H
 #define MT_ARCH_RANGE_H
 

@@ -1,9 +1,8 @@
-/* arch_refuse.c - refuses settings of config.json that no family supports here, or only some do. */
+/* arch_refuse.c - see arch_refuse.h. */
 #include "model/arch/arch_refuse.h"
 
 #include <string.h>
 
-/* Rejects features that moetrain does not implement. */
 int refuse_variants(struct json root, struct err *err)
 {
     bool slides = false;
@@ -18,8 +17,8 @@ int refuse_variants(struct json root, struct err *err)
     return 0;
 }
 
-/* Checks keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores
- * most of them. */
+/* Checks keys with one supported value in DeepSeek's configurations and their followers'. transformers ignores most of
+ * them. */
 int refuse_routers(struct json root, const char *supported, struct err *err)
 {
     const char *score = supported, *method = "noaux_tc";
@@ -35,8 +34,7 @@ int refuse_routers(struct json root, const char *supported, struct err *err)
     return 0;
 }
 
-/* Checks keys of DeepSeek's routers that have one supported value if the router is a softmax. Files of other families
- * do not have these keys. */
+/* Checks keys of DeepSeek's routers that have one supported value beside a softmax router. */
 int refuse_softmax_variants(struct json root, struct err *err)
 {
     double scale = 1;

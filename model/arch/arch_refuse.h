@@ -1,4 +1,4 @@
-/* arch_refuse.h - refuses settings of config.json that no family supports here, or only some do. */
+/* arch_refuse.h - refuses settings of config.json that moetrain supports for no family, or only for some. */
 #ifndef MT_ARCH_REFUSE_H
 #define MT_ARCH_REFUSE_H
 

@@ -26,7 +26,7 @@ int rope_find(struct json *scaling, struct json *other, struct json root, struct
     return 0;
 }
 
-/* Whether a and b have the same formula and numbers. YaRN's numbers are compared only if both use YaRN. */
+/* Whether a and b have the same formula and numbers; YaRN's numbers are compared only if both use YaRN. */
 bool rope_same(const struct rope_arch *a, const struct rope_arch *b)
 {
     if (a->theta != b->theta || a->width != b->width || a->n_pair != b->n_pair || a->yarn != b->yarn) return false;
@@ -89,8 +89,7 @@ static int read_query_beta(struct rope_arch *r, struct json scaling, enum rope_k
     return r->query_beta > 0 ? range_factor(scaling, "llama_4_scaling_beta", r->query_beta, err) : 0;
 }
 
-/* Reads original_max_position_embeddings. It may also be outside rope_parameters, and transformers then reads it
- * there. */
+/* Reads original_max_position_embeddings, also from outside rope_parameters, as transformers does. */
 static int read_original_len(struct rope_arch *r, struct json root, struct json scaling, struct err *err)
 {
     static const char key[] = "original_max_position_embeddings";
@@ -106,7 +105,7 @@ static int read_original_len(struct rope_arch *r, struct json root, struct json 
     return 0;
 }
 
-/* Reads rope_type, or its older name type. If both are missing, transformers ignores the keys of YaRN. Here this is an
+/* Reads rope_type, or its older name type. Without either, transformers ignores the keys of YaRN; here this is an
  * error, since no published file means it. */
 static int read_type(const char **type, struct json scaling, struct err *err)
 {
@@ -151,9 +150,9 @@ int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, e
     return range_factor(scaling, "attention_factor", r->attention_factor, err);
 }
 
-/* Computes the frequencies of RoPE, proportional RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by
- * `factor`, keeps high ones, and interpolates between. Frequencies and angles are rounded to f32 where transformers
- * rounds them, because the model was trained with these rounded angles (they matter at positions near 100,000). */
+/* Computes the frequencies of RoPE, proportional RoPE, or YaRN (arXiv 2309.00071), which divides low frequencies by
+ * `factor`, keeps high ones, and interpolates between. Frequencies and angles are rounded to f32 as in transformers,
+ * with whose angles models are trained (it matters near position 100,000). */
 static void frequencies(const struct rope_arch *r, float *inv_freq)
 {
     const double d = (double)r->width, ln_base = log(r->theta), pi = 3.14159265358979323846;

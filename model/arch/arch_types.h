@@ -22,7 +22,7 @@ struct rope_arch {
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE };
 
 /* Tensor names of a layer in a checkpoint, without "model.layers.N." and ".weight": its norms, router and experts. #
- * stands for the number of the expert. */
+ * stands for the expert's number. */
 enum norm_name {
     NORM_MIXER,
     NORM_MIXER_POST,
@@ -35,9 +35,9 @@ enum norm_name {
 };
 struct tensor_names {
     const char *norm[NORM_NAMES]; /* before and after the mixer, before and after the network; NULL: none. All NULL:
-                                     input_layernorm and post_attention_layernorm, before both */
+                                     input_layernorm before the mixer, post_attention_layernorm before the network */
     const char *router[2];        /* the second: an alternative name, or NULL */
-    const char *gate, *up, *down; /* up NULL: the tensor `gate` holds the rows of both. No gate: up alone */
+    const char *gate, *up, *down; /* up NULL: the tensor `gate` has the rows of gate and up. gate NULL: up alone */
     const char *experts;          /* the module of all experts; NULL: mlp.experts */
     const char *block;      /* the module of a layer's mixer or network; NULL: self_attn or linear_attn, and mlp */
     const char *attn_out;   /* module of attention's output projection; NULL: self_attn.o_proj */
@@ -52,7 +52,8 @@ struct tensor_names {
                                  the router's name */
     const char *shared;       /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
     const char *shared_gate;  /* the gate of the shared experts; NULL: none */
-    const char *excluded;     /* regular expression of other parts' modules that have the names of targets, or NULL */
+    const char *excluded;     /* regular expression of modules outside the text model that have names of targets, or
+                                 NULL */
     bool stacked;             /* transformers reads all experts of a layer from one tensor, and no other layout */
     bool dense_by_module;     /* PEFT adapts dense networks as modules, not their weights as parameters */
     bool shared_by_weight;    /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
@@ -61,7 +62,8 @@ struct tensor_names {
     bool published; /* published checkpoints have other names, which model/stored/published.c translates to these */
 };
 
-/* Attention of one kind of layer. In latent and compressed attention only window and RoPE may differ. */
+/* Attention of one kind of layer. The kinds of latent and of compressed attention may differ only in window and
+ * RoPE. */
 enum { ATTN_KINDS = 2 };
 struct attn_arch {
     int64_t n_head, n_kv, head_dim; /* head_dim: of queries and keys */
@@ -103,7 +105,7 @@ enum compress_kind { COMPRESS_NONE, COMPRESS_HEAVY, COMPRESS_SPARSE };
 struct compress_arch {
     int64_t q_lora, n_group, o_lora;    /* columns of q_a; groups of the output projection, columns of o_a for each */
     int64_t rope;                       /* rotated columns of a head, its last ones */
-    int64_t ratio[COMPRESS_SPARSE + 1]; /* tokens per entry of each kind */
+    int64_t ratio[COMPRESS_SPARSE + 1]; /* tokens that an entry of each kind sums up */
     int64_t n_index, index_dim, index_top; /* of the indexer: heads, their width, entries per token */
     enum compress_kind kind[MT_MAX_LAYERS];
 };
@@ -115,9 +117,9 @@ struct hyper_arch {
     double eps;
 };
 
-/* The order of the rows of a matrix in a checkpoint, when it is another than in memory. The checkpoint has n_group
- * groups; each has part[0] rows of part 0, then part[1] rows of part 1, and so on. In memory all rows of part 0 come
- * first, then all rows of part 1, each in the order of the checkpoint. n_group 0: both orders are the same. */
+/* The order of a matrix' rows in a checkpoint, if it differs from that in memory. The checkpoint has n_group groups,
+ * each with part[0] rows of part 0, then part[1] rows of part 1, and so on. Memory has all rows of part 0 first, then
+ * all of part 1, each in the checkpoint's order. n_group 0: the orders are equal. */
 enum { ROW_PARTS = 4 };
 struct row_order {
     int64_t n_group, part[ROW_PARTS]; /* unused parts are 0 */
@@ -142,7 +144,8 @@ struct arch {
     bool router_unbiased;    /* config.json says that routers lack the bias of their family */
     bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
     bool transposed_experts; /* transformers and PEFT have the stacks of experts as [E, in, out] */
-    bool transposed_stacks;  /* files have them so; where transposed_experts is false, transformers transposes them */
+    bool transposed_stacks;  /* files have the stacks as [E, in, out]; transformers transposes them unless
+                                transposed_experts */
     bool attn_gate;          /* q_proj has for every head the rows of q, then the rows of an output gate */
     bool value_norm;         /* values have an RMSNorm per head, without weight; with QK_NORM_HEAD */
     bool embed_scaled;       /* the embedding is multiplied by sqrt(d_model), rounded to the dtype of activations */
@@ -163,7 +166,7 @@ struct arch {
     struct rope_arch rope[ATTN_KINDS];             /* width 0: unused */
     uint8_t attn_of[MT_MAX_LAYERS];                /* kind of attention of each layer, in attn */
     bool dense[MT_MAX_LAYERS];                     /* the layer has no routed experts: one dense feed-forward network */
-    const struct mixer_kind *mixer[MT_MAX_LAYERS]; /* kinds of each layer: model/layer.h; one of both may be NULL */
+    const struct mixer_kind *mixer[MT_MAX_LAYERS]; /* kinds of each layer: model/layer.h; mixer or ffn may be NULL */
     const struct ffn_kind *ffn[MT_MAX_LAYERS];
 };
 

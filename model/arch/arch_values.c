@@ -97,8 +97,7 @@ static const struct row {
     {"sliding_attention: pairs of proportional RoPE", I64, NAMED(rope[1].n_pair)},
 };
 
-/* Writes a value. YaRN's factors come from logarithms, whose last bit depends on the C library: only twelve digits are
- * kept. */
+/* Writes twelve digits: YaRN's factors come from logarithms, whose last bit depends on the C library. */
 static void write_value(char *text, size_t size, enum kind kind, const void *at)
 {
     switch (kind) {
@@ -131,7 +130,6 @@ static void write_heads(char text[96], const struct arch *a, int64_t layer)
     if (h->values_are_keys && n < 96) snprintf(text + n, (size_t)(96 - n), ", values are keys");
 }
 
-/* Writes the names of layer_types and mlp_layer_types. */
 static void write_layer(char *text, size_t size, const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer);

@@ -11,7 +11,7 @@ struct arch_value {
 };
 
 /* Value i, from 0; false past the last one. Names are config.json's, or "layers.3" for the kinds of layer 3. All values
- * that determine the mathematics are there. max_len, n_mtp and nested are not: they may change with the files of the
+ * that determine the mathematics are there; max_len, n_mtp and nested are not, as they may differ between files of the
  * same weights. */
 bool arch_value(const struct arch *a, int64_t i, struct arch_value *v);
 /* Writes all values as an object of texts. */

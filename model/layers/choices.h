@@ -1,8 +1,7 @@
-/* choices.h - the routers' choice of experts in a pass: recorded for the caller, or given by the caller. In both cases
- * route.idx of the layers are views of one tensor.
+/* choices.h - the routers' choice of experts in a pass: recorded for the caller, or given by it. route.idx of the
+ * layers are then views of one tensor.
  *
- * struct choices has the layers whose router chooses by logits, not those of DeepSeek-V4 that choose by the token's
- * id. */
+ * Layers of DeepSeek-V4 that choose by the token's id are not in struct choices. */
 #ifndef MT_CHOICES_H
 #define MT_CHOICES_H
 
@@ -18,10 +17,10 @@ struct choices {
     struct tensor idx; /* [choices_layers, T, J] i32 on dev->work; absent with CHOICES_OWN */
 };
 
-bool choices_has(const struct arch *a, int64_t layer); /* whether choices have the layer */
-int64_t choices_layers(const struct arch *a);          /* number of such layers */
+bool choices_has(const struct arch *a, int64_t layer); /* whether the layer is in struct choices */
+int64_t choices_layers(const struct arch *a);          /* number of these layers */
 
-/* Allocates idx. given: host [T, n_layer, J], of each token and layer distinct experts, ascending; NULL in a dry run,
+/* Allocates idx. given: host [T, n_layer, J], distinct experts of each token and layer, ascending; NULL in a dry run,
  * and unless use is CHOICES_GIVEN. */
 void choices_push(struct choices *c, struct device *dev, const struct arch *a, int64_t n_tok, enum choices_use use,
                   const uint16_t *given);

@@ -1,5 +1,5 @@
-/* dispatch.c - expert parallelism (dispatch.h). Every rank of ep makes the same calls for every layer, even if it sends
- * or receives no rows. */
+/* dispatch.c - see dispatch.h. Every rank of ep makes the same calls for every layer, even without rows to send or
+ * receive. */
 #include "model/layers/dispatch.h"
 
 #include <math.h>
@@ -22,14 +22,14 @@ static struct tensor cut(struct tensor x, int64_t n) { return x.ndim ? tensor_ro
 
 /* ---- memory */
 
-/* Tokens of the largest chunk. With more than two chunks the first and the last are half as large. */
+/* Tokens of the largest chunk. */
 static int64_t chunk_tok(const struct ep_options *o)
 {
     const int64_t n = o->n_chunk > 2 ? o->n_chunk - 1 : o->n_chunk;
     return (o->n_tok + n - 1) / n;
 }
 
-/* Capacity in rows of one rank, for n_tok tokens of every rank: at least the rows of one token of every rank. */
+/* Capacity in rows of one rank, if each rank has n_tok tokens: at least the rows of one token of every rank. */
 static int64_t capacity_for(const struct acts *s, int64_t n_tok, int64_t top_k)
 {
     const int64_t n = s->n_ep;
@@ -67,7 +67,6 @@ struct chunk {
     const int32_t *offs;    /* [P, E+1] host: route.offs of every rank */
 };
 
-/* Rows that rank `from` sends to rank `to`. */
 static int64_t count(const struct block *b, const int32_t *offs, int from, int to)
 {
     const int64_t n = b->a->n_exp / b->ep->world;
@@ -92,7 +91,7 @@ static int64_t offs_size(const struct block *b) { return b->ep->world * (b->a->n
 /* Capacity of the receive buffer in rows. */
 static int64_t capacity(const struct block *b) { return b->recv_buf->rows[0].shape[0]; }
 
-/* Tokens before chunk i of n. The first and the last chunk are half as large as the others, because no compute overlaps
+/* Tokens before chunk i of n. The first and the last chunk are half as large as others, because no compute overlaps
  * with the dispatch of the first and the combine of the last. */
 static int64_t tokens_before(int64_t n_tok, int64_t i, int64_t n)
 {
@@ -126,8 +125,8 @@ static struct chunk chunk_of(const struct block *b, const struct layer_acts *s, 
 
 static struct tensor tokens(struct tensor x, const struct chunk *p) { return tensor_rows(x, p->first, p->n_tok); }
 
-/* The route of this rank's tokens in a chunk, sorted by expert within the chunk. offs is that of the whole layer, and
- * is not read. */
+/* The route of this rank's tokens in a chunk, sorted by expert within it. offs is that of the whole layer, and not
+ * read. */
 static struct route route_local(const struct layer_acts *s, const struct chunk *p)
 {
     const struct route *r = &s->moe.route;
@@ -167,9 +166,9 @@ static void count_rows(const struct block *b, const struct layer_acts *s, int64_
     arena_release(&dev->work, mark);
 }
 
-/* Whether every chunk fits the buffers of every rank. The rows that a rank sends exceed its buffer only if the
- * micro-batch is larger than ep_options.n_tok, as KTO's mismatched rows may be. A dry run, whose counts are 0, checks
- * its tokens only. */
+/* Whether every chunk fits the buffers of every rank. A rank can send more than its send buffer holds only in a
+ * micro-batch larger than ep_options.n_tok, such as KTO's with answers to other prompts. A dry run, whose counts are 0,
+ * only checks its tokens. */
 static bool fits(const struct block *b, const struct layer_acts *s)
 {
     const struct layout *d = s->moe.layout;
@@ -214,9 +213,9 @@ struct pipeline {
     int64_t sent[2], returned[2]; /* tickets of the dispatch and the combine, for comm_wait */
 };
 
-/* Decodes the experts once for all chunks. Returns them packed if there is a single chunk, on the CPU, if expert_group
+/* Decodes the experts once for all chunks. Returns them packed if there is one chunk, on the CPU, if expert_group
  * leaves no memory for a decoded layer, if products read packed experts, or if a chunk has fewer rows than this rank
- * has experts. In the last case its products decode only the experts that have rows. */
+ * has experts, so that products decode fewer experts. */
 static struct proj decode(const struct pipeline *t, const struct proj *packed)
 {
     const struct weight *w = &packed->w;
@@ -275,8 +274,8 @@ static struct tensor gather(const struct pipeline *t, const struct chunk *p, str
     return cut(to, p->n_sent);
 }
 
-/* Fills the route of received rows. They arrive in order of sending rank, then expert, and each counts as a token with
- * one expert. Layout: idx [n], row_slot [n], slot_row [n], offs. */
+/* Fills the route of received rows, which arrive by sending rank, then expert; each counts as a token with one expert.
+ * Layout of the array: idx [n], row_slot [n], slot_row [n], offs. */
 static void fill_route(const struct block *b, const struct chunk *p, int32_t *idx)
 {
     const struct comm *ep = b->ep;
@@ -301,7 +300,7 @@ static void fill_route(const struct block *b, const struct chunk *p, int32_t *id
     mem_free(arrived);
 }
 
-/* Allocates the route of received rows over this rank's experts. The host computes it from the counts. */
+/* Allocates the route of received rows over this rank's experts, which the host computes from the counts. */
 static struct route route_recv(const struct pipeline *t, const struct chunk *p)
 {
     const struct block *b = t->b;
@@ -446,8 +445,7 @@ static void combine_bwd(struct pipeline *t, int64_t index)
 
 typedef void chunk_fn(struct pipeline *t, int64_t index);
 
-/* Dispatches chunk i + 1 before it computes chunk i: otherwise the rows of chunk i + 1 would queue behind the combine
- * of chunk i. */
+/* Dispatches chunk i + 1 before it computes chunk i: otherwise these rows would queue behind the combine of chunk i. */
 static void run_pipeline(struct pipeline *t, chunk_fn *dispatch, chunk_fn *compute, chunk_fn *combine)
 {
     const int64_t n = t->s->moe.layout->n_chunk;

@@ -22,6 +22,6 @@
 
 #include "model/layers/experts.h"
 
-extern const struct experts experts_parallel; /* expert parallel */
+extern const struct experts experts_parallel;
 
 #endif

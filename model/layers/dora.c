@@ -1,4 +1,4 @@
-/* dora.c - DoRA (lora.dora): the norms of the rows of W + scale B A, and the initial magnitudes. */
+/* dora.c - see dora.h. */
 #include "model/layers/dora.h"
 
 #include <string.h>

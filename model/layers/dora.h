@@ -12,7 +12,7 @@ void dora_layer_norms(struct device *dev, const struct arch *a, int64_t layer, c
 void dora_refresh(struct adapters *ad, struct device *dev, const struct arch *a, struct layer_weights *layers);
 /* Sets the magnitudes to the norms, so that the products are those of plain LoRA. */
 void dora_init(struct adapters *ad, struct device *dev, const struct arch *a, struct layer_weights *layers);
-/* Error: a target that PEFT adapts as a parameter, for which it has no DoRA; kv_b_proj, whose parts decoding multiplies
+/* Error: a target that PEFT adapts as a parameter, where it has no DoRA; kv_b_proj, whose parts decoding multiplies
  * separately. */
 int dora_check(const struct adapters *ad, struct err *err) MT_CHECK;
 

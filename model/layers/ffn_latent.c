@@ -1,5 +1,5 @@
-/* ffn_latent.c - routed experts that read and write a latent, narrower than the residual, and beside them shared
- * experts (glu_network.h). Router and shared experts read what the layer reads.
+/* ffn_latent.c - routed experts that read and write a latent [T,Z], narrower than the residual, and beside them shared
+ * experts (glu_network.h). Router and shared experts read ffn_norm.
  *
  *   ffn_norm [T,D] -> down (+lora) [T,Z] -> experts (ffn_moe.c) [T,Z] -> up (+lora) -+-> + residual = y [T,D]
  *   ffn_norm [T,D] -> network                                                       -+ */

@@ -1,5 +1,5 @@
 /* ffn_parallel.c - a dense network (glu_network.h) beside routed experts (ffn_moe.c): the experts read a separate norm
- * of the residual h, and each output is normalised before both are added.
+ * of the residual h, and both outputs are normalised before they are added.
  *
  *   ffn_norm [T,D]               -> dense network -> norm -+-> + residual = y [T,D]
  *   h [T,D] -> norm -> router, experts            -> norm -+

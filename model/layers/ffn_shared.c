@@ -1,10 +1,11 @@
-/* ffn_shared.c - routed experts (ffn_moe.c) and beside them shared experts: one network that every token uses
+/* ffn_shared.c - routed experts (ffn_moe.c) and shared experts beside them: one network that every token uses
  * (glu_network.h), in some families scaled by a gate per token.
  *
  *   ffn_norm [T,D] -> gate [T,1] = sigmoid(ffn_norm w)
  *   network(ffn_norm) * gate + residual = what the routed experts add their output to
  *
- * The gate is the router of one expert. It multiplies act instead of the output of down; the result is the same. */
+ * The gate is computed as a router of one expert. It multiplies act instead of the output of down, with the same
+ * result. */
 #include <stddef.h>
 
 #include "model/layers/glu_network.h"

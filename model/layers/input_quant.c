@@ -1,4 +1,4 @@
-/* input_quant.c - fake quantisation of the inputs of projections. */
+/* input_quant.c - see input_quant.h. */
 #include "model/layers/input_quant.h"
 
 /* A view of x as a stack of one matrix. */

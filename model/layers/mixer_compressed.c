@@ -1,6 +1,7 @@
 /* mixer_compressed.c - compressed attention (DeepSeek-V4): all heads share one key, which is the value too. A query
- * sees a window of keys and, in most layers, entries: each sums up `ratio` tokens. Three kinds of layers
- * (arch.compress): the window alone; few large entries (heavy); many small ones, of which an indexer chooses (sparse).
+ * sees a window of keys and, in most layers, entries, each of which sums up `ratio` tokens. Kinds of layers
+ * (arch.compress): the window alone; few large entries (heavy); many small ones, of which an indexer chooses
+ * (sparse).
  *
  *   attn_norm [T,D] -> q_a | kv (+lora) [T, Lq+A] -> norm of q_a -> q_b (+lora) [T,HA] -> norm of each head, rope
  *                                                 -> norm of kv, rope [T,A]
@@ -8,7 +9,11 @@
  *   sparse:      values, gates [T,4I], queries [T,JI] and weights [T,J] of the indexer -> entries of a token [T,K]
  *   -> attention [T,HA] -> rope by the negative angle -> group product [T,GO] -> o_b (+lora) -> + x = h
  *
- * The indexer has no gradient: it chooses. It runs only where a sequence has more entries than a token may see. */
+ * Lq, O: widths of the projections; G groups of heads; W: value columns of an entry; J, I: heads of the indexer, their
+ * width; K: entries that a token sees.
+ *
+ * The indexer only chooses, so it has no gradient. It runs only where a sequence has more entries than a token may
+ * see. */
 #include <stddef.h>
 
 #include "model/layers/linear.h"
@@ -325,8 +330,8 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     output(b, s, y);
 }
 
-/* The rows of the cache: keys of the window; values and gates of the tokens that entries still need, of attention, then
- * of the indexer; entries of both. */
+/* The rows of the cache: keys of the window; values and gates of tokens for entries that are not complete, of
+ * attention, then of the indexer; entries of attention; entries of the indexer. */
 enum { KEYS, PAIRS, ENTRIES, INDEX };
 
 static struct cache_need cache(const struct arch *a, int64_t layer)
@@ -350,8 +355,8 @@ static struct past past_of(const struct block *b, const struct pages *pages)
     return (struct past){.pages = pages, .pos = b->pos, .seqs = b->seqs};
 }
 
-/* Stores the entries that the tokens of `pair` complete, then the values and gates of these tokens in `ring`, some
- * columns of the rows PAIRS. */
+/* Stores the entries that the tokens of `pair` complete, then these tokens' values and gates in `ring`, some columns of
+ * the rows PAIRS. */
 static void store_entries(const struct block *b, struct tensor pair, struct pages ring, const struct pages *entries,
                           const struct entry_weights *e)
 {

@@ -1,12 +1,11 @@
 /* mixer_deltanet.c - gated DeltaNet: a linear attention whose state is corrected and decays with every token.
  *
  *   attn_norm [T,D] -> q, k, v, z (+lora) [T,C+V]; b, a (+lora) [T,2N]
- *   q, k, v [T,C] -> short convolution, silu -> gated delta rule (b, a) [T,V] -> norm * silu(z) -> out (+lora) -> + x =
- * h
+ *   q, k, v [T,C] -> short convolution, silu -> gated delta rule (b, a) [T,V] -> norm * silu(z) -> out (+lora), + x = h
  *
- * C = 2GA + NB columns of G key heads and N value heads, V = NB. The convolution and the state begin again at every
- * document. Where the checkpoint has fused matrices, their rows are grouped by key head: A of q, A of k, NB/G of v,
- * NB/G of z; N/G of b, N/G of a. In memory they have the order above. */
+ * G key heads have A columns each, N value heads B: C = 2GA + NB, V = NB. The convolution and the state begin again at
+ * every document. In fused matrices of a checkpoint rows are grouped by key head: A of q, A of k, NB/G of v, NB/G of z;
+ * N/G of b, N/G of a. In memory they have the order above. */
 #include <stddef.h>
 
 #include "model/layers/linear.h"

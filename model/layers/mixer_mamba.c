@@ -3,8 +3,8 @@
  *   attn_norm [T,D] -> z, x, b, c, dt (+lora) [T,V+C+N]
  *   x, b, c [T,C] -> short convolution, silu -> state space (dt) [T,V] -> * silu(z), norm of groups -> out + x = h
  *
- * C = V + 2GA columns of G groups with A columns of state, V = NB of N heads. The convolution and the state begin again
- * at every document. PEFT refuses an adapter on out, whose weight a fused kernel reads: it is frozen. */
+ * N heads have B columns each, G groups A columns of state: V = NB, C = V + 2GA. The convolution and the state begin
+ * again at every document. PEFT refuses an adapter on out, whose weight a fused kernel reads: it is frozen. */
 #include <math.h>
 #include <stddef.h>
 

@@ -1,10 +1,12 @@
 /* mixer_mla.c - multi-head latent attention: queries, and keys with values, pass through a narrow projection with its
- * own norm. The last rope columns of queries and keys are rotated; the rotated key is one for all heads.
+ * own norm. The last rope columns of queries and keys are rotated; all heads share the rotated key.
  *
  *   attn_norm [T,D] -> q_a | kv_a (+lora) [T, Lq + Lkv + G] -> norm of q_a, of kv_a
  *                   -> q_b (+lora) [T,H(N+G)], kv_b (+lora) [T,H(N+B)] -> rope, pack [T,H(2(N+G)+B)]
  *                   -> attention [T,HB] -> out (+lora) -> + x = h
- *   Without q_lora_rank, q [T,H(N+G)] takes the place of q_a and q_b. */
+ *
+ * Lq, Lkv: widths of the projections. A head has N columns without position, G rotated and B value columns. Without
+ * q_lora_rank, q [T,H(N+G)] replaces q_a and q_b. */
 #include <stddef.h>
 
 #include "model/layers/input_quant.h"
@@ -41,14 +43,13 @@ static struct mla_shape shape_of(const struct arch *a)
                               .beta = (float)a->rope[0].query_beta};
 }
 
-/* The norms of the projections have the default eps of transformers' class, whatever rms_norm_eps is. */
+/* The projections' norms have the default eps of transformers' class, whatever rms_norm_eps is. */
 static struct norm norm_of(const struct arch *a)
 {
     return (struct norm){.eps = 1e-6f, .round_twice = a->norm.round_twice};
 }
 
-/* Columns of the first product, and of its parts: queries or their projection; keys and values, then the rotated key.
- */
+/* Columns of the first product's parts: queries or their projection; keys and values, then the rotated key. */
 static int64_t q_cols(const struct arch *a) { return a->mla.q_lora ? a->mla.q_lora : query_cols(a); }
 static int64_t kv_cols(const struct arch *a) { return a->mla.kv_lora + a->mla.rope; }
 static int64_t key_value_cols(const struct arch *a) { return n_head(a) * (a->mla.nope + a->mla.value); }
@@ -193,8 +194,8 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     arena_release(&dev->work, mark);
 }
 
-/* Decoding keeps the latent, as products with kv_b read it, and the rotated key. The cache has the rotated columns in
- * the order of the projection, while q | k | v has them in another order (struct mla_shape). */
+/* Decoding keeps the latent, as products with kv_b read it, and the rotated key, whose columns have the projection's
+ * order, unlike those in q | k | v (struct mla_shape). */
 static struct cache_need cache(const struct arch *a, int64_t layer)
 {
     return (struct cache_need){.rows = {{.cols = kv_cols(a), .window = arch_attn(a, layer)->window, .ratio = 1}}};

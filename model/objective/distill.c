@@ -1,5 +1,5 @@
-/* distill.c - distillation: alpha CE + (1 - alpha) temperature^2 KL to a teacher, which is the model itself with other
- * adapters or none, or the likeliest tokens in the data. */
+/* distill.c - distillation: alpha CE + (1 - alpha) temperature^2 KL to a teacher: the model itself with other adapters
+ * or none, or the likeliest tokens in the data. */
 #include "model/model.h"
 
 static void begin(struct model *m, const struct model_batch *b)

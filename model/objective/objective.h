@@ -16,21 +16,20 @@ struct objective_means {
     bool eval_names; /* in evaluations the names begin with eval_, as in TRL */
     struct objective_mean {
         const char *name, *line,
-            *format; /* line: the name in the step line, of at most OBJECTIVE_LINE; NULL: not there */
+            *format; /* line: the name in a step's log line, which has at most OBJECTIVE_LINE; NULL: not there */
         double mean; /* NaN: mean of no values */
     } of[OBJECTIVE_PARTS];
 };
 
 struct objective {
-    /* The loss compares the model with the reference. If the base model is the reference, it then runs the same
-     * products as the trained model, with adapters of scale 0. */
+    /* The loss compares the model with the reference. A reference that is the base model then runs the same products as
+     * the trained model, with adapters of scale 0. */
     bool compares;
-    /* model_begin calls it for each micro-batch, after it copied the labels to the device. Allocates on dev->work what
+    /* Called by model_begin for each micro-batch, after the labels are on the device: allocates on dev->work what
      * `loss` reads, and fills it. NULL: `loss` needs nothing. */
     void (*begin)(struct model *, const struct model_batch *);
-    /* model_loss calls it for each micro-batch. Writes nll and hit of every labelled row, and m->dfinal, the gradient
-     * of the loss. If rows have a second loss term, allocates and returns a tensor of these terms, and model_loss adds
-     * them to `kl` of the sums. Other losses return an absent tensor. */
+    /* Called by model_loss for each micro-batch. Writes nll and hit of every labelled row, and the loss's gradient to
+     * m->dfinal. Returns a tensor of the rows' second loss terms, which model_loss adds to sums.kl; absent: none. */
     struct tensor (*loss)(struct model *, struct tensor nll, struct tensor hit);
     /* The mean loss of a step or an evaluation. n_label: labelled tokens of all ranks. */
     double (*value)(const struct model *, const struct model_sums *, int64_t n_label);

@@ -1,7 +1,6 @@
 /* preference.c - DPO, IPO, SimPO, ORPO and KTO. The loss of a pair or a row is a function of the answers'
- * log-probabilities, summed over labels (kernels/preference_value.h). The head is frozen. Its pass gives
- * log-probability and unweighted gradient of every label, and the derivatives of the loss weight the rows of this
- * gradient. */
+ * log-probabilities, summed over labels (kernels/preference_value.h). The loss head is frozen: its pass gives
+ * log-probability and unweighted gradient of every label, and the loss' derivatives then weight the gradient's rows. */
 #include "model/model.h"
 
 static struct tensor push(struct model *m, const int32_t *host, int64_t n)
@@ -21,7 +20,6 @@ static struct tensor push_count(struct model *m, int64_t n)
     return t;
 }
 
-/* Runs the forward pass of the reference, and computes its log-probabilities. */
 static void run_reference(struct model *m, int64_t n_tok)
 {
     struct device *dev = m->dev;

@@ -7,21 +7,22 @@
 #include "kernels/comm/comm.h"
 #include "kernels/hash.h"
 
-/* Sums over all bytes of the tensors that are read, a part for each layer, for the embedding, the head, and the rest.
+/* Checksums of the bytes of all tensors that are read: a sum for each layer, the embedding, the head, and the rest.
  * They depend on names, dtypes, shapes and bytes alone. */
 struct base_hash {
     int64_t n_layer;
-    hash_sum *common, *own; /* [n_layer + 3] of tensors that every expert-parallel rank reads; of this rank's experts */
+    hash_sum *common, *own; /* [n_layer + 3] common: tensors that every expert-parallel rank reads; own: this rank's
+                               experts */
 };
 void base_hash_open(struct base_hash *h, int64_t n_layer);
 void base_hash_close(struct base_hash *h);
 /* A hash of name, dtype and shape. */
 uint64_t base_tensor_key(const struct st_tensor *t);
-/* Adds a tensor without its bytes, and the sum of some of its bytes (hash_sum_of, by their positions in the tensor).
- * own: as in struct base_hash. */
+/* base_hash_tensor adds name, dtype and shape of a tensor, base_hash_bytes the sum of some of its bytes (hash_sum_of,
+ * by their positions in the tensor). own: to `own`, not `common`. */
 void base_hash_tensor(struct base_hash *h, const struct st_tensor *t, bool own);
 void base_hash_bytes(struct base_hash *h, const struct st_tensor *t, hash_sum bytes, bool own);
-/* Adds the experts of all ranks of the group. */
+/* Adds the sums of all ranks' experts. */
 void base_hash_join(struct base_hash *h, struct comm *ep);
 /* JSON: {"layers.0": "HEX", ..., "embedding": "HEX", ...}; mem_free it. */
 char *base_hash_text(const struct base_hash *h);

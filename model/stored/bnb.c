@@ -1,6 +1,6 @@
-/* bnb.c - NF4 and FP4 of bitsandbytes: name with the nibbles in any dtype and shape, name.absmax (F32; U8: nested, with
- * name.nested_absmax and name.nested_quant_map), name.quant_map, and name.quant_state.bitsandbytes__nf4 or __fp4, JSON
- * in U8. */
+/* bnb.c - NF4 and FP4 of bitsandbytes. Tensors of a matrix: name, the nibbles in any dtype and shape; name.absmax (F32,
+ * or nested: U8 with name.nested_absmax and name.nested_quant_map); name.quant_map; name.quant_state.bitsandbytes__nf4
+ * or __fp4, JSON in U8. */
 #include <math.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ const struct stored_layout stored_as_fp4 = {WF_FP4, TENSORS, .nested_offset = {"
 
 static int64_t n_block(const struct source *s) { return (s->n_out * s->n_in + s->block - 1) / s->block; }
 
-/* Reads the JSON blob that bitsandbytes writes for every 4-bit weight. `type` is the format in the blob's name. */
+/* Reads the JSON that bitsandbytes writes for every 4-bit weight. `type`: the format in the tensor's name. */
 static int read_quant_state(struct source *s, const struct st_tensor *blob, const char *type, bool nested,
                             struct err *err)
 {
@@ -55,7 +55,7 @@ out:
     return rc;
 }
 
-/* Derives the block size from the number of absmax values, for when only headers were read and not the blob. */
+/* Derives the block size from the number of absmax values, if only headers were read. */
 static void guess_block(struct source *s, const struct st_tensor *absmax)
 {
     const int64_t n = s->n_out * s->n_in, n_absmax = absmax->bytes / dtype_size(absmax->dtype);
@@ -74,7 +74,7 @@ static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *nam
     return NULL;
 }
 
-/* Finds the planes of scales and tables; nested: double quantised, with q8 in the plane of scales. */
+/* Finds the planes of scales and tables; nested: absmax is quantised to U8, in the plane of scales. */
 static int find_tables(struct source *s, struct checkpoint *ck, const char *name, bool nested, struct err *err)
 {
     const int64_t n = n_block(s);

@@ -29,7 +29,6 @@ int checkpoint_shape_error(const struct st_tensor *t, const char *what, int ndim
     return unexpected(t, what, ndim, shape, "the checkpoint does not fit its config.json", err);
 }
 
-/* The error for a dtype or scales of a quantisation that is not read. */
 int checkpoint_format_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape,
                             struct err *err)
 {
@@ -98,8 +97,7 @@ void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, has
     if (whole) base_hash_bytes(ck->hash, whole, sum, ck->reader == READ_HERE);
 }
 
-/* Finds a tensor whose bytes the caller hashes where it reads them, because a rank of the group reads only some of
- * them. */
+/* The caller hashes the bytes where it reads them, because a rank of the group reads only some of them. */
 const struct st_tensor *checkpoint_find_data(struct checkpoint *ck, const char *name, struct err *err)
 {
     char full[512], other[512];

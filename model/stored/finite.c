@@ -1,5 +1,5 @@
-/* finite.c - finds values that are not finite. The largest magnitude of a piece, from a loop that the compiler
- * vectorises, shows whether the piece has such a value. Only then its position is searched. Matrices with scales are
+/* finite.c - finds values that are not finite. The largest magnitude of some data, from a loop that the compiler
+ * vectorises, shows whether they have such a value; only then its position is searched. Matrices with scales are
  * decoded value by value only if the largest scale times the largest code is not finite. */
 #include "model/stored/finite.h"
 
@@ -38,8 +38,8 @@ static uint32_t bits_at(const uint8_t *data, int64_t size)
     return memcpy(&bits, data, 4), bits;
 }
 
-/* The largest magnitude of n values, as bits; the data may be unaligned. Without the sign a magnitude is a signed
- * integer of its size, whose maximum every x86-64 CPU computes for 16 bytes at once. */
+/* The largest magnitude of n values, as bits; the data may be unaligned. A magnitude's bits are a signed integer of its
+ * size; every x86-64 CPU computes their maximum for 16 bytes at once. */
 static uint32_t largest_of(const uint8_t *data, int64_t n, struct coding c)
 {
     if (c.size == 1) {
@@ -81,7 +81,6 @@ static void largest_of_part(void *arg, int64_t i)
     p->largest[i] = largest_of(p->data + i * PART * p->c.size, MT_MIN(p->n - i * PART, PART), p->c);
 }
 
-/* The largest magnitude of `bytes` bytes. */
 static uint32_t largest_bits(const uint8_t *data, int64_t bytes, struct coding c)
 {
     const int64_t n = c.size ? bytes / c.size : 0, n_part = (n + PART - 1) / PART;
@@ -93,7 +92,6 @@ static uint32_t largest_bits(const uint8_t *data, int64_t bytes, struct coding c
     return max;
 }
 
-/* A value by its bits. */
 static float value_of(const struct st_tensor *t, uint32_t bits)
 {
     if (!strcmp(t->st_dtype, "F8_E4M3")) return e4m3_value(bits);
@@ -103,8 +101,8 @@ static float value_of(const struct st_tensor *t, uint32_t bits)
     return bits_float(bits);
 }
 
-/* "model.safetensors: tensor NAME", and the place of a byte of a tensor or a part of one: " at [3, 17]" in its shape,
- * "" of a scalar. */
+/* For errors: "model.safetensors: tensor NAME", and the position of a byte in a tensor or a part of one: " at [3, 17]"
+ * in its shape, "" in a scalar. */
 struct place {
     char tensor[640], at[128];
 };

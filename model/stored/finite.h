@@ -8,7 +8,7 @@
  * dtypes have only finite values. */
 int finite_check(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n,
                  struct err *err) MT_CHECK;
-/* Makes finite_check for the values of a source: floats and FP8. */
+/* finite_check for a source's values, floats and FP8. */
 int finite_check_data(const struct safetensors *st, const struct source *s, struct err *err) MT_CHECK;
 /* Checks the scales of a source: the products of codes and scales must be finite in bf16, and source_check must pass.
  * The caller has checked the codes of FP8. */

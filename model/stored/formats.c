@@ -1,6 +1,5 @@
-/* formats.c - quantised formats that moetrain does not read. A tensor's suffix and dtype, and a tensor beside it, tell
- * the format: config.json may name no format, as that of MLX models, or describe a checkpoint that was decoded
- * since. */
+/* formats.c - quantised formats that moetrain does not read, by suffix and dtype of a tensor and of one beside it.
+ * config.json may name no format, as in MLX models, or describe a checkpoint that was decoded since. */
 #include "model/stored/formats.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* formats.h - quantised formats that moetrain does not read, by the tensors that they write. */
+/* formats.h - quantised formats that moetrain does not read, recognised by their tensors. */
 #ifndef MT_FORMATS_H
 #define MT_FORMATS_H
 

@@ -1,8 +1,9 @@
-/* fp8.c - FP8: name F8_E4M3 [out, in], and name_scale or name_scale_inv, floats or exponents (F8_E8M0):
+/* fp8.c - FP8. Tensors of a matrix: name F8_E4M3 [out, in], and name_scale or name_scale_inv, floats or exponents
+ * (F8_E8M0):
  *   name_scale        one, one per row, or one per 128 x 128 block
  *   name_scale_inv    one, or blocks; of all experts, name [E, out, in]: one, one per expert, or blocks
- * Products read the codes with a scale per row and block of columns; where one format is needed for several sources, or
- * by other code, they are decoded to bf16. */
+ * Products read the codes with a scale per row and block of columns. Where several sources need one format, or other
+ * code reads them, they are decoded to bf16. */
 #include <math.h>
 #include <string.h>
 

@@ -1,11 +1,11 @@
 /* quantize.c - packs dense matrices in 4 bits, one expert at a time; reads and writes the cache file.
  *
- * A packed weight is a few arrays, the planes of its format; each expert has an equal part of every array. The cache is
- * a safetensors file with these arrays (NAME.data, NAME.scale, ..., where NAME is the checkpoint's first tensor of the
+ * A packed weight consists of the arrays (planes) of its format, of which each expert has an equal part. The cache is a
+ * safetensors file with these arrays (NAME.data, NAME.scale, ..., where NAME is the checkpoint's first tensor of the
  * weight), a checksum per weight (NAME.sum), the sums of the checkpoint's bytes (NAME.source), and one KEY that
- * identifies the checkpoint. A run that uses the cache does not read the checkpoint's bytes, so it adds NAME.source to
- * the base model's hash (base_model.h). A cache with another KEY is not used. Weights with a wrong checksum are encoded
- * again from the checkpoint, and the file is rewritten. */
+ * identifies the checkpoint; a cache with another KEY is not used. A run that uses the cache does not read the
+ * checkpoint's bytes, so it adds NAME.source to the base model's hash (base_model.h). Weights with a wrong checksum are
+ * encoded again from the checkpoint, and the file is rewritten. */
 #include "model/stored/quantize.h"
 
 #include <stdio.h>
@@ -82,7 +82,6 @@ static void put_tables(struct quantizer *z, struct weight *w, const struct forma
     }
 }
 
-/* Allocates the parts and the tables; sets the weight's planes. */
 static void alloc_parts(struct quantizer *z, struct weight *w, struct part *p, int n_part)
 {
     const struct format *f = row_of(&z->q);
@@ -288,7 +287,6 @@ int quantizer_wants(const struct quantizer *z, enum weight_format format, bool n
                    name, format_row(format, nested)->name, quantize_name(&z->q));
 }
 
-/* Writes the bytes of an entry, from the device or from host memory. */
 static int put_entry(struct quantizer *z, struct file_writer *out, const struct st_entry *e, char *host, int64_t cap,
                      struct err *err)
 {

@@ -33,14 +33,14 @@ struct quantizer {
 
 /* Opens the cache file. In a dry run of dev the sources are only checked, and no file is touched. */
 void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, struct checkpoint *ck);
-/* Whether to pack a matrix. 1: it must be packed. 0: it already has the wanted format. -1: an error, the checkpoint has
- * it packed in another format. */
+/* Whether to pack a matrix: 1, or 0 if it already has the wanted format. -1: an error, the checkpoint has it packed in
+ * another format. */
 int quantizer_wants(const struct quantizer *z, enum weight_format format, bool nested, const char *name,
                     struct err *err) MT_CHECK;
 /* Packs n sources into the w->n_exp matrices of w, n / w->n_exp blocks of rows each, on z->arena. The caller has set
- * the shape of w. what: "shared experts", for the log. An error when a matrix is not a whole number of blocks, or a
- * value is not finite. done: fraction of the load that is done. Host memory holds one matrix, dense and packed. If the
- * packed bytes are temporary on the device, the host also keeps them until the cache is written. */
+ * the shape of w. what: "shared experts", for the log. done: fraction of the load that is done. Error: a matrix is not
+ * a whole number of blocks, or a value is not finite. Host memory holds one matrix, dense and packed, and until the
+ * cache is written all packed bytes that are temporary on the device. */
 int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, const char *what,
                     double done, struct err *err) MT_CHECK;
 /* Call it when packed bytes have moved from `from` to `to`, in host memory: the cache is written from there. */

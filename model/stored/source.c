@@ -51,7 +51,7 @@ bool source_exists(const struct checkpoint *ck, const char *name)
     return false;
 }
 
-/* Whether the entries of a plane lie row after row, so that the entries of some rows are one part of its tensor. */
+/* Whether a plane is stored row after row, so that some rows are one part of its tensor. */
 static bool is_by_rows(const struct format *f, int plane)
 {
     const struct plane *p = &f->plane[plane];

@@ -67,8 +67,7 @@ int stored_damaged(const struct st_tensor *scale, float value, struct err *err)
 
 /* ---- the table ---- */
 
-/* An error if one of these tensors is beside the matrix. The matrix could be read, but its products would also need
- * that tensor. */
+/* An error if one of these tensors is beside the matrix, since its products would also need that tensor. */
 static int refuse(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     static const char *const parts[] = {".pre_quant_scale", ".svdquant_lora_a", ".weight_zero_point"};

@@ -4,8 +4,8 @@
 
 #include "model/stored/source.h"
 
-/* The number of tensors that were not read and whose purpose is unknown; first: the name of the first of them. Unless
- * quiet it logs how many tensors moetrain knows but does not need. */
+/* Counts the tensors that were not read and whose purpose is unknown; *first: the name of the first of them. Unless
+ * quiet, logs the number of known tensors that moetrain does not need. */
 int64_t unused_count(const struct checkpoint *ck, const struct arch *a, bool quiet, const char **first);
 
 #endif

@@ -1,8 +1,8 @@
 /* jinja.c - evaluates the tree of a Jinja template.
  *
- * Scopes are those of Jinja: a for, a macro and a {% generation %} open a scope, an if does not; variables set in the
- * body of a for are lost at the next iteration. Errors do not unwind (jinja_value.h): after one, statements stop and
- * expressions yield undefined. */
+ * Scopes are Jinja's: a for, a macro and a {% generation %} open one, an if does not; variables set in a for's body are
+ * lost at the next iteration. Errors do not unwind (jinja_value.h): after one, statements stop and expressions yield
+ * undefined. */
 #include "data/chat/jinja/jinja.h"
 
 #include <math.h>
@@ -335,7 +335,7 @@ static struct value eval(struct jinja_state *st, struct scope *scope, const stru
 
 /* ---- statements ---- */
 
-/* Notes that the iteration of a loop for this item has written text[begin, size). */
+/* Notes that a loop's iteration for this item wrote text[begin, size). */
 static void note_place(struct jinja_state *st, struct value item, int64_t begin)
 {
     if (item.kind != VALUE_DICT || !item.dict->place || st->out != st->text || st->text->size == begin) return;
@@ -419,7 +419,6 @@ static enum flow run_one(struct jinja_state *st, struct scope *scope, const stru
     return FLOW_NEXT;
 }
 
-/* A list of statements. */
 static enum flow run(struct jinja_state *st, struct scope *scope, const struct node *n)
 {
     enum flow flow = FLOW_NEXT;

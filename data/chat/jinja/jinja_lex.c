@@ -1,8 +1,8 @@
 /* jinja_lex.c - a Jinja template's text -> tokens.
  *
- * White space is handled as transformers configures Jinja. trim_blocks removes a line break right after a block or
- * comment; lstrip_blocks removes blanks between the start of a line and a block or comment. "-" strips all white space
- * on its side, "+" keeps it. */
+ * White space is handled as in transformers: trim_blocks removes a line break right after a block or comment;
+ * lstrip_blocks removes blanks between the start of a line and a block or comment. "-" strips all white space on its
+ * side, "+" keeps it. */
 #include "data/chat/jinja/jinja_lex.h"
 
 #include <ctype.h>

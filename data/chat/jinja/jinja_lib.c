@@ -1,4 +1,4 @@
-/* jinja_lib.c - filters, tests and functions of the Jinja engine. */
+/* jinja_lib.c - see jinja_lib.h. */
 #include "data/chat/jinja/jinja_lib.h"
 
 #include <math.h>

@@ -37,8 +37,8 @@ struct value jinja_strip(struct jinja_state *st, struct value self, struct value
 struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to,
                            int64_t count);
 /* how: 'l' lower, 'u' upper, 'c' capitalize, 't' the method title (a word is a run of letters), 'w' the filter title (a
- * word begins after blanks and - ( { [ <). Characters beyond ASCII must have no case; 'l' also takes letters of Latin-1
- * and Cyrillic. Other characters are an error. */
+ * word begins after blanks and - ( { [ <). Characters beyond ASCII that have a case are an error, but 'l' takes letters
+ * of Latin-1 and Cyrillic. */
 struct value jinja_case(struct jinja_state *st, struct value self, char how);
 struct value jinja_dict_items(struct jinja_state *st, struct value self);
 /* self.name or self[name]; undefined when it has none. */

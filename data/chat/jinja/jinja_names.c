@@ -1,4 +1,4 @@
-/* jinja_names.c - walks a template's tree for the names of variables. Templates are distrusted: depth and work are
+/* jinja_names.c - searches a template's tree for names of variables. Templates are distrusted: depth and work are
  * limited, and names beyond the limits are not found. */
 #include "data/chat/jinja/jinja_names.h"
 

@@ -1,5 +1,5 @@
 /* jinja_parse.c - tokens -> tree, by recursive descent with Jinja's precedences. Errors name what Jinja has and this
- * engine does not support. The first error is kept and ends every loop, so the code needs no checks after each call. */
+ * engine lacks. The first error is kept and ends every loop, so that not every call needs a check. */
 #include "data/chat/jinja/jinja_parse.h"
 
 #include <stdarg.h>

@@ -50,8 +50,7 @@ struct value jinja_replace(struct jinja_state *st, struct value self, struct val
     return value_take(st, &t);
 }
 
-/* Characters beyond ASCII that no change of case concerns: from Hebrew to Myanmar, punctuation, Chinese, Japanese and
- * Korean. */
+/* Characters beyond ASCII without case: from Hebrew to Myanmar, punctuation, Chinese, Japanese and Korean. */
 static bool is_caseless(int32_t c)
 {
     static const int32_t ranges[][2] = {{0xa1, 0xa9},     {0xab, 0xb4},     {0xb6, 0xb9},      {0xbb, 0xbf},

@@ -405,7 +405,7 @@ static void put_int(struct text_buf *t, int64_t i)
 }
 
 /* Characters beyond ASCII that repr() escapes: controls, formats, private ones, blanks. Python also escapes unassigned
- * characters. Which characters those are depends on Python's version of Unicode; here they count as printable. */
+ * characters, which depend on its version of Unicode; here they count as printable. */
 static bool is_hidden(int32_t c)
 {
     static const int32_t ranges[][2] = {{0x80, 0xa0},       {0xad, 0xad},        {0x600, 0x605},     {0x61c, 0x61c},

@@ -1,8 +1,7 @@
 /* jinja_value.h - values of a Jinja expression, and the state of one rendering.
  *
- * Values are small and passed by value. They point into the rendering's arena, where only namespaces ever change.
- * Errors do not unwind: the first one is kept, every later expression yields undefined, and loops stop at the next
- * jinja_charge. */
+ * Values are passed by value and point into the rendering's arena, where only namespaces ever change. Errors do not
+ * unwind: the first one is kept, every later expression yields undefined, and loops stop at the next jinja_charge. */
 #ifndef MT_JINJA_VALUE_H
 #define MT_JINJA_VALUE_H
 
@@ -101,8 +100,8 @@ struct value jinja_fail(struct jinja_state *st, const char *fmt, ...) MT_PRINTF(
 bool jinja_charge(struct jinja_state *st, int64_t n);
 /* Charges the work of reading `bytes` of text: 1, plus 1 for each JINJA_SCAN bytes. */
 bool jinja_charge_scan(struct jinja_state *st, int64_t bytes);
-/* Zeroed memory of the rendering, never NULL. Above JINJA_MEMORY the rendering fails. Callers whose size depends on the
- * data charge it as work first, so one allocation exceeds the limit by at most JINJA_WORK bytes. */
+/* Zeroed memory of the rendering, never NULL. Above JINJA_MEMORY the rendering fails. Callers charge a size that
+ * depends on data as work first, so that one allocation exceeds the limit by at most JINJA_WORK bytes. */
 void *jinja_new(struct jinja_state *st, int64_t bytes);
 
 struct value value_none(void);
@@ -132,7 +131,7 @@ int value_order(struct jinja_state *st, struct value a, struct value b);
 /* Byte at or after `from` where the string `what` begins in the string `text`, or -1. */
 int64_t value_find(struct jinja_state *st, struct value text, struct value what, int64_t from);
 bool value_contains(struct jinja_state *st, struct value container, struct value item);
-/* The elements to iterate over: items of a list, keys of a dict, characters of a string; none for undefined. */
+/* What a for iterates over: items of a list, keys of a dict, characters of a string; nothing for undefined. */
 const struct list *value_items(struct jinja_state *st, struct value v);
 int64_t value_length(struct jinja_state *st, struct value v);
 /* Appends str(v); quoted: repr(v). */
