@@ -43,7 +43,7 @@ struct loader_options {
     int64_t generation, n_iteration;
 };
 
-/* Enough to continue exactly. */
+/* Position of the next micro-batch; enough to continue exactly. */
 struct loader_pos {
     int64_t epoch, index; /* micro-batch `index` of `epoch` is next */
 };

@@ -6,7 +6,8 @@
 #include "data/json/json.h"
 #include "data/tokenizer/tokenizer.h"
 
-/* KEEP: they become special tokens, as in transformers. ERROR: the row is bad. SPLIT: they are tokenised as text. */
+/* Special tokens in contents. KEEP: they become special tokens, as in transformers. ERROR: the row is bad. SPLIT: they
+ * are tokenised as text. */
 enum special_text { SPECIAL_KEEP, SPECIAL_ERROR, SPECIAL_SPLIT };
 
 /* Number of special tokens in the strings of the row's messages, tools and documents; *first: the id of one. */

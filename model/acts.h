@@ -38,7 +38,7 @@ struct experts;
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
 const char *recompute_name(enum recompute r);
 
-/* The groups that a layer saves besides KEPT, as bits. SAVE_*_HOST: in host memory, where it is saved. */
+/* The groups that a layer saves besides KEPT, as bits. SAVE_*_HOST: the group, if saved, is in host memory. */
 enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4, SAVE_NORMS = 8, SAVE_MIXER_HOST = 16, SAVE_FFN_HOST = 32 };
 struct acts_save {
     uint8_t groups[MT_MAX_LAYERS];
@@ -253,7 +253,7 @@ struct acts {
 /* Bytes of a layer's group, saved or not, in the last acts_push: what a copy to host memory would move. */
 int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind);
 /* If x is in host memory: the number of layers whose x is on the device at a time, half of all plus 1, from 3 to
- * HOST_RING_SLOTS. The more, the longer a copy may wait for copies of networks or experts
+ * HOST_RING_SLOTS. With more of them a copy has more time to wait for longer copies of networks or experts
  * (tests/notebook/memory.md). */
 int64_t acts_input_slots(int64_t n_layer);
 /* Allocates the host tables. */

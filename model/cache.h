@@ -19,7 +19,7 @@ struct cache_size {
     int64_t n_tok;          /* tokens of all sequences that pages have room for, at least max_len */
 };
 
-struct cache_class; /* rows with one window and ratio; in all layers they have the same page numbers */
+struct cache_class; /* rows of all layers with one window and ratio; they have the same page numbers */
 struct cache {
     struct cache_size size;
     struct layer_cache *layers; /* [n_layer] host: views of the arena; tables and slots are those of the last pass */
@@ -48,8 +48,8 @@ int cache_fork(struct cache *c, struct device *dev, int seq, int64_t len, int64_
 bool cache_fork_fits(const struct cache *c, int64_t len, int64_t n_tok);
 /* Reserves pages for n_tok tokens of the sequence, at least those that it has; false: no room now. */
 bool cache_extend(struct cache *c, int seq, int64_t n_tok);
-/* Whether the sequence can continue after its first len tokens. Without all of its tokens it cannot if layers have
- * states, which exist only for its end, or if a ring has dropped tokens of the window. */
+/* Whether the sequence can continue after its first len tokens. Before its end it cannot if layers have states, which
+ * exist only for the end, or if a ring has dropped tokens that the window needs. */
 bool cache_has(const struct cache *c, int seq, int64_t len);
 /* Shortens the sequence to its first len tokens, for which cache_has must hold, and frees the other pages, reserved
  * ones too. False, with no change: its last page would be shared with another sequence. */

@@ -26,9 +26,9 @@ void chat_samples_free(struct chat_samples *s);
  * appended to a text that ends with the answer.
  *
  * Many templates write an earlier answer differently from the last one: without its reasoning, or with another end. The
- * conversation then becomes several samples, in order, each with spans over the answers that it has as inference would.
- * With `whole` it stays one text, with spans over all answers. A template with {% generation %} sets the spans itself,
- * in one text.
+ * conversation then becomes several samples, in order, each with spans over the answers for which its text equals that
+ * of inference. With `whole` it stays one text, with spans over all answers. A template with {% generation %} sets the
+ * spans itself, in one text.
  *
  * LAST: loss only on the last answer; ALL: on everything, in one text. An empty answer carries no loss. Keys of a
  * message switch its loss:

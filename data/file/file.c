@@ -452,8 +452,8 @@ int file_writer_open(struct file_writer *w, const char *path, struct err *err)
     return -1;
 }
 
-/* Starts writing a full part to disk while the next one fills, so that the final fsync is short and progress is real on
- * a slow disk. Errors are ignored: fsync reports them. */
+/* Starts writing a full part to disk while the next one fills, so that the final fsync is short, and a slow disk shows
+ * progress. Errors are ignored: fsync reports them. */
 static void send_part(struct file_writer *w)
 {
     const unsigned start = SYNC_FILE_RANGE_WRITE,

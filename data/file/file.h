@@ -85,7 +85,7 @@ bool file_exists_in(const char *dir, const char *name);
 int64_t file_size(const char *path); /* 0: unknown */
 bool file_is_dir(const char *path);
 bool file_has_links(const char *path); /* a regular file with more than one name */
-/* Checks that path is a directory (want_dir), or exists and is none. The error names what is there instead, and the
+/* Checks that path is a directory (want_dir), or exists and is not one. The error names what is there instead, and the
  * target of a broken symbolic link. */
 int file_check_kind(const char *path, bool want_dir, struct err *err) MT_CHECK;
 /* Whether file_make_dirs could create path, with its error if not; changes nothing. */

@@ -23,7 +23,8 @@ int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int
 int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n,
                    struct err *err) MT_CHECK;
 /* Downloads only the headers of safetensors files at repo->commit, by range requests: text[i] has the first size[i]
- * bytes of files[i], length and header; mem_free it. A transfer without range support is stopped after the header. */
+ * bytes of files[i], length and header; mem_free it. If the server ignores ranges, the transfer is stopped after the
+ * header. */
 int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, char **text,
                      int64_t *size, struct err *err) MT_CHECK;
 /* Time limit of a small answer in milliseconds; it holds even while bytes arrive. */

@@ -7,7 +7,7 @@
 /* Mean and standard deviation, with divisor n - 1, of the n values x[0], x[stride], .. that are not NaN. */
 struct moments {
     int64_t n;
-    double mean, std; /* NaN if n is 0; if n is less than 2 */
+    double mean, std; /* mean: NaN if n is 0; std: NaN if n < 2 */
 };
 struct moments moments_of(const double *x, int64_t n, int64_t stride);
 

@@ -37,8 +37,7 @@ bool tokenizer_marks_spaces(const struct tokenizer *tok); /* U+2581 stands for a
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id);
 bool tokenizer_is_added(const struct tokenizer *tok, int32_t id); /* no bytes of text merge to this token */
 
-/* The following functions write a tiktoken.model as a tokenizer.json. Ids of its tokens are ranks: lower ones merge
- * first. */
+/* For writing a tiktoken.model as a tokenizer.json. The ids of its tokens are ranks: lower ones merge first. */
 bool tokenizer_has_ranks(const struct tokenizer *tok);
 /* The text of one id, with bytes in the printable alphabet, for mem_free. NULL: no token has this id. */
 char *tokenizer_item(const struct tokenizer *tok, int32_t id);

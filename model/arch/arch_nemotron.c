@@ -194,7 +194,7 @@ static int read_sizes(struct arch *a, struct json root, struct err *err)
     return 0;
 }
 
-/* Refuses other values than the supported one of keys that change the mathematics. */
+/* Refuses unsupported values of keys that change the mathematics. */
 static int refuse_variants(struct json root, struct err *err)
 {
     static const struct {

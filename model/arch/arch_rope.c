@@ -152,7 +152,7 @@ int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, e
 
 /* Computes the frequencies of RoPE, proportional RoPE, or YaRN (arXiv 2309.00071), which divides low frequencies by
  * `factor`, keeps high ones, and interpolates between. Frequencies and angles are rounded to f32 as in transformers,
- * with whose angles models are trained (it matters near position 100,000). */
+ * because models are trained with its angles (it matters near position 100,000). */
 static void frequencies(const struct rope_arch *r, float *inv_freq)
 {
     const double d = (double)r->width, ln_base = log(r->theta), pi = 3.14159265358979323846;

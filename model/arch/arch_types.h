@@ -117,7 +117,7 @@ struct hyper_arch {
     double eps;
 };
 
-/* The order of a matrix' rows in a checkpoint, if it differs from that in memory. The checkpoint has n_group groups,
+/* The order of a matrix's rows in a checkpoint, if it differs from that in memory. The checkpoint has n_group groups,
  * each with part[0] rows of part 0, then part[1] rows of part 1, and so on. Memory has all rows of part 0 first, then
  * all of part 1, each in the checkpoint's order. n_group 0: the orders are equal. */
 enum { ROW_PARTS = 4 };

@@ -3,8 +3,7 @@
  *
  *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h
  *   Where values are keys: -> q, k (+lora) [T,(H+K)A] -> v = k -> (q, k norm) ...
- *   With an output gate: -> q, gate, k, v (+lora) [T,(2H+2K)A] -> split, norm, rope in one op; attention *
- * sigmoid(gate)
+ *   With an output gate: -> q, gate, k, v (+lora) [T,(2H+2K)A] -> split, norm, rope in one op ... o * sigmoid(gate)
  *
  * Gemma-4 normalises v too, without a weight. */
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /* policy.c - online RL over completions: GRPO, Dr. GRPO, DAPO, GSPO, RLOO, CISPO. The loss of a completion is a
  * function of its labels' log-probabilities (kernels/policy_value.h). The loss head is frozen: its pass gives
- * log-probability, entropy and unweighted gradient of every label, and the loss' derivatives then weight the gradient's
- * rows. With entropy_coef the head runs twice: first for the values, then for the gradient, with weights per label for
- * log-probability and entropy. */
+ * log-probability, entropy and unweighted gradient of every label, and the derivatives of the loss then weight the
+ * gradient's rows. With entropy_coef the head runs twice: first for the values, then for the gradient, with weights per
+ * label for log-probability and entropy. */
 #include "model/model.h"
 
 static struct tensor push_i32(struct model *m, const int32_t *host, int64_t n)

@@ -1,6 +1,7 @@
 /* preference.c - DPO, IPO, SimPO, ORPO and KTO. The loss of a pair or a row is a function of the answers'
  * log-probabilities, summed over labels (kernels/preference_value.h). The loss head is frozen: its pass gives
- * log-probability and unweighted gradient of every label, and the loss' derivatives then weight the gradient's rows. */
+ * log-probability and unweighted gradient of every label, and the derivatives of the loss then weight the gradient's
+ * rows. */
 #include "model/model.h"
 
 static struct tensor push(struct model *m, const int32_t *host, int64_t n)

@@ -35,7 +35,7 @@ void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, has
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err) MT_CHECK;
 /* Error: the tensor has a dtype that neither a matrix (ndim 2) nor a stack of them (ndim 3) has in any format; the
- * error lists those dtypes. A missing tensor is no error. */
+ * error lists the possible dtypes. A missing tensor is no error. */
 int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int ndim, const int64_t *shape,
                             struct err *err) MT_CHECK;
 /* checkpoint_take of integers [n_row, n_col]. */
