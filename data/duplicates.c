@@ -15,7 +15,7 @@ static int compare_fingerprints(const void *a, const void *b)
     return (x->row > y->row) - (x->row < y->row);
 }
 
-/* Makes one fingerprint per document; returns them sorted. */
+/* Returns the documents' fingerprints, sorted. */
 static struct fingerprint *fingerprints(const struct dataset *ds)
 {
     struct fingerprint *f = mem_array(ds->n_docs + 1, sizeof(*f));

@@ -219,7 +219,6 @@ static int parse_targets(struct lora_choice *out, const struct lora_model *model
     return 0;
 }
 
-/* The value of a pattern's entry: a rank, or an alpha. */
 static bool parse_value(const char *text, bool is_rank, double *value)
 {
     char *end;

@@ -596,7 +596,7 @@ static int make_dir(const char *path, struct err *err)
     return errno == EEXIST ? file_check_kind(path, true, err) : io_error(err, path, "create the directory");
 }
 
-/* Checks that path is a directory. 1: it does not exist, so nothing below it exists. */
+/* 1: path does not exist, so nothing below it exists. */
 static int check_dir(const char *path, struct err *err)
 {
     struct stat st;

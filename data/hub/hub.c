@@ -417,7 +417,6 @@ static bool want_shards_of(const struct hub_repo *repo, const char *which, struc
     return false;
 }
 
-/* An error that lists what can be chosen. */
 static int ask_for_name(const struct hub_repo *repo, const char *what, struct err *err)
 {
     char names[512] = "";

@@ -629,7 +629,6 @@ static bool fill_slots(struct window *w, struct transfer *t, int64_t n, CURLM *m
     return failed;
 }
 
-/* Runs all transfers until they end or one fails. */
 static int run_transfers(struct transfer *t, int64_t n, struct hub_progress *p)
 {
     CURLM *multi = hub_curl.multi_init();

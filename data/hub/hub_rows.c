@@ -53,7 +53,6 @@ static int get(const struct hub_repo *repo, struct hub_answer *answer, struct js
     return *doc ? 0 : -1;
 }
 
-/* The error that lists what can be chosen. */
 static int ask_for_split(const struct hub_repo *repo, struct json splits, int64_t found, struct err *err)
 {
     char names[512] = "";

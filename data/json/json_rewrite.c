@@ -68,7 +68,6 @@ static bool begins(const struct copy *c, const char *word)
     return (size_t)(c->end - c->at) >= n && !memcmp(c->at, word, n);
 }
 
-/* Copies NaN, Infinity, or a number. */
 static void copy_number(struct copy *c)
 {
     static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
@@ -126,7 +125,6 @@ static bool is_key(const char *after, const char *end)
     return after < end && *after == ':';
 }
 
-/* Copies the string at c->at, a quote. */
 static void copy_string(struct copy *c)
 {
     const char *close = c->at + 1;

@@ -12,7 +12,6 @@
 /* Rounding of a sampler may put the logarithm of a probability this far above 0. */
 #define LARGEST_LOGPROB 0.01
 
-/* The arrays of a row while it is read. */
 struct row_arrays {
     int32_t *prompt, *completion;
     float *logprobs;

@@ -22,7 +22,6 @@ static struct tensor cut(struct tensor x, int64_t n) { return x.ndim ? tensor_ro
 
 /* ---- memory */
 
-/* Tokens of the largest chunk. */
 static int64_t chunk_tok(const struct ep_options *o)
 {
     const int64_t n = o->n_chunk > 2 ? o->n_chunk - 1 : o->n_chunk;
@@ -88,7 +87,6 @@ static int64_t count_from(const struct block *b, const int32_t *offs, int from)
 
 static int64_t offs_size(const struct block *b) { return b->ep->world * (b->a->n_exp + 1); }
 
-/* Capacity of the receive buffer in rows. */
 static int64_t capacity(const struct block *b) { return b->recv_buf->rows[0].shape[0]; }
 
 /* Tokens before chunk i of n. The first and the last chunk are half as large as others, because no compute overlaps

@@ -69,7 +69,7 @@ static struct tensor push(const struct block *b, const struct layer_acts *s, int
     return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, s->x.shape[0], cols);
 }
 
-/* The activations as the experts read them. */
+/* Returns s with the experts' input as ffn_norm. */
 static struct layer_acts routed_of(const struct layer_acts *s)
 {
     struct layer_acts routed = *s;

@@ -61,7 +61,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     t->rstd = arena_tensor_1d(&p->dev->work, p->dev->stat_dtype, p->n_tok);
 }
 
-/* The activations as the experts read them. */
+/* Returns s with the experts' input as ffn_norm. */
 static struct layer_acts routed_of(const struct layer_acts *s)
 {
     struct layer_acts routed = *s;

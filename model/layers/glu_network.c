@@ -46,7 +46,6 @@ void glu_network_plan(const struct acts_plan *p, struct layer_acts *s, enum acts
     s->shared.up_xa = acts_xa(p, p->n_tok, &n->up->lora);
 }
 
-/* Room for the activation. */
 static struct tensor push(const struct block *b, const struct layer_acts *s, const struct glu_network *n)
 {
     return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, s->shared.pre.shape[0], n->down->w.n_in);

@@ -7,7 +7,7 @@
 
 static const struct tensor absent = {0};
 
-/* y = W x + scale B A x, which DoRA scales. */
+/* y = W x + scale B A x without bias and without the scale of DoRA. */
 static void direction(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *p)
 {
     struct proj plain = *p;
@@ -32,7 +32,7 @@ void linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct te
     arena_release(&dev->work, mark);
 }
 
-/* The gradient of the direction. */
+/* Turns dy, the gradient of the output, into that of y of direction. */
 static struct tensor scaled_bwd(struct device *dev, struct tensor dy, struct tensor x, struct tensor xa,
                                 const struct proj *p)
 {

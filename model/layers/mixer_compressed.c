@@ -21,7 +21,7 @@
 
 static const struct tensor absent = {0};
 
-/* Sizes are those of all layers. */
+/* All layers have equal sizes. */
 static int64_t n_head(const struct arch *a) { return a->attn[0].n_head; }
 static int64_t head_dim(const struct arch *a) { return a->attn[0].head_dim; }
 
@@ -246,7 +246,6 @@ static void index_queries(const struct block *b, struct tensor q, struct tensor 
     op_linear_fwd(b->dev, scale, absent, x, &b->w->compressed.index_scale, absent);
 }
 
-/* Chooses the entries that a token sees. */
 static void choose_entries(const struct block *b, struct tensor idx, struct tensor x, struct tensor q_norm)
 {
     struct device *dev = b->dev;

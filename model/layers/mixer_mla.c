@@ -27,7 +27,7 @@ static struct attn_shape attention_of(const struct block *b)
                                .value_dim = b->a->mla.value};
 }
 
-/* Sizes are those of all layers. */
+/* All layers have equal sizes. */
 static int64_t n_head(const struct arch *a) { return a->attn[0].n_head; }
 static int64_t query_cols(const struct arch *a) { return n_head(a) * a->attn[0].head_dim; }
 

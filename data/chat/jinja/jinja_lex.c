@@ -40,7 +40,6 @@ static bool starts(const struct lexer *l, int64_t at, const char *with)
     return at + n <= l->size && !memcmp(l->text + at, with, (size_t)n);
 }
 
-/* Moves to `to`, counting lines. */
 static void advance(struct lexer *l, int64_t to)
 {
     for (; l->at < to; l->at++) l->line += l->text[l->at] == '\n';
