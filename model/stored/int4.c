@@ -1,5 +1,5 @@
-/* int4.c - INT4 of compressed-tensors (pack-quantized, symmetric): name_packed I32 [out, in / 8], eight codes + 8 in
- * each, the lowest first; name_scale [out, groups], floats; name_shape. They are decoded to bf16. */
+/* int4.c - INT4 of compressed-tensors (pack-quantized, symmetric): name_packed I32 [out, in / 8], each with eight
+ * codes plus 8, from the lowest bits up; name_scale [out, groups], floats; name_shape. They are decoded to bf16. */
 #include "kernels/format/quant.h"
 #include "model/stored/finite.h"
 #include "model/stored/formats.h"
