@@ -80,6 +80,32 @@ static void kills_and_ranks(void **state)
     }
 }
 
+/* The number of texts that the plan samples at once with a cache of so many GiB. */
+static int at_once(const char *config, double gib)
+{
+    char limit[64];
+    int n = 0;
+    snprintf(limit, sizeof(limit), "generate.memory_gb=%.9g", gib);
+    if (RUN("plan", SETS(config, "--set", "train.device=cpu", "--set", limit))) fail_msg("%s", said.err);
+    const char *at = strstr(said.out, "sampling between steps: up to ");
+    if (!at || sscanf(at, "sampling between steps: up to %d", &n) != 1) fail_msg("%s", said.out);
+    return n;
+}
+
+/* Eight texts are asked for. Memory for fewer gives the largest of 7, 6, 5, 4, 3, 2, 1 that fits. */
+static void texts_at_once(void **state)
+{
+    (void)state;
+    const char *config = config_of("");
+    double most = 2e-4; /* GiB for 8 texts */
+    while (at_once(config, most) < 8) most *= 1.02;
+    assert_int_equal(at_once(config, most * 0.9), 7);
+    assert_int_equal(at_once(config, most * 0.78), 6);
+    assert_int_equal(at_once(config, most * 0.66), 5);
+    assert_int_equal(at_once(config, most * 0.53), 4);
+    assert_int_equal(at_once(config, most * 0.4), 3);
+}
+
 /* The number of event `event` at `step`. */
 static double number_of(const char *config, const char *event, int step, const char *key)
 {
@@ -287,6 +313,7 @@ static void refused(void **state)
 int test_online_runs(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(kills_and_ranks),
+                                       cmocka_unit_test(texts_at_once),
                                        cmocka_unit_test(log_and_iterations),
                                        cmocka_unit_test(offline),
                                        cmocka_unit_test(commands_after_a_run),

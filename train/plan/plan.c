@@ -130,24 +130,39 @@ static int fit_experts(struct plan_request *q, struct err *err)
     return 0;
 }
 
-/* Sets how many texts a training run samples at once: halves the number asked for until all their tokens have room. */
+/* Sets the generation of q to n texts of data.seq_len tokens. *fits: they have room, within generate.memory_gb too. */
+static int try_sampling(bool *fits, struct plan_request *q, int64_t n, struct err *err)
+{
+    const double given = q->cfg->generate.memory_gb * (double)((int64_t)1 << 30);
+    q->generation.n_seq = n;
+    q->generation.cache_tok = n * q->seq_len;
+    *fits = !(given > 0 && (double)plan_cache_bytes(q, q->generation.cache_tok) > given);
+    return *fits && n > 1 ? plan_fits(fits, q, err) : 0;
+}
+
+/* Sets how many texts a training run samples at once: halves the number asked for until all their tokens have room,
+ * then tries 7/8, 6/8 and 5/8 of the last number without room. One text is taken without a test of the plan. */
 static int fit_sampling(struct plan_request *q, struct err *err)
 {
-    struct plan_generation *g = &q->generation;
-    if (fit_experts(q, err)) return -1;
-    const double given = q->cfg->generate.memory_gb * (double)((int64_t)1 << 30);
+    int64_t n = q->generation.n_seq, without = 0;
+    bool fits = false;
     char need[32];
-    for (bool fits = false;; g->n_seq = (g->n_seq + 1) / 2) {
-        g->cache_tok = g->n_seq * q->seq_len;
-        const int64_t bytes = plan_cache_bytes(q, g->cache_tok);
-        const bool within = !(given > 0 && (double)bytes > given);
-        if (g->n_seq > 1 && within && plan_fits(&fits, q, err)) return -1;
-        if (g->n_seq > 1 && !fits) continue;
-        if (within) return 0;
-        return err_set(err, "generate.memory_gb = %g: the cache of a sequence of %lld tokens needs %s: set it to %g",
-                       q->cfg->generate.memory_gb, (long long)q->seq_len, str_bytes(need, bytes),
-                       plan_round_gib((double)bytes / (double)((int64_t)1 << 30)));
+    if (fit_experts(q, err)) return -1;
+    for (;; n = (n + 1) / 2) {
+        if (try_sampling(&fits, q, n, err)) return -1;
+        if (fits || n == 1) break;
+        without = n;
     }
+    for (int64_t eighths = 7; fits && without && eighths > 4; eighths--) {
+        bool more;
+        if (try_sampling(&more, q, without * eighths / 8, err)) return -1;
+        if (more) return 0;
+    }
+    if (fits) return try_sampling(&fits, q, n, err);
+    const double bytes = (double)plan_cache_bytes(q, q->seq_len);
+    return err_set(err, "generate.memory_gb = %g: the cache of a sequence of %lld tokens needs %s: set it to %g",
+                   q->cfg->generate.memory_gb, (long long)q->seq_len, str_bytes(need, (int64_t)bytes),
+                   plan_round_gib(bytes / (double)((int64_t)1 << 30)));
 }
 
 /* Sets how many texts a run with eval.prompts samples at once: halves the number asked for until they fit into the

@@ -114,8 +114,8 @@ static __global__ void __launch_bounds__(BLOCK) add_in_order(T *y, const T *x, i
 extern "C" void cuda_add_in_order(struct device *dev, struct tensor y, struct tensor x)
 {
     const int64_t n = y.shape[0];
-    const unsigned grid = grid_x(ceil_div(n, BLOCK));
     if (n == 0) return;
+    const unsigned grid = grid_x(ceil_div(n, BLOCK));
     if (y.dtype == DT_F64)
         add_in_order<<<grid, BLOCK, 0, cuda.stream>>>((double *)y.data, (const double *)x.data, n, x.shape[0]);
     else
