@@ -107,10 +107,14 @@ static void refused_by_training(void **state)
     assert_string_equal(text, "{\"prompt\": [{\"role\": \"user\", \"content\": \"2+3?\"}], \"chosen\": [{\"role\": "
                               "\"assistant\", \"content\": \"5\"}], \"rejected\": [{\"role\": \"assistant\", "
                               "\"content\": \"6\"}]}\n");
+    assert_int_equal(RUN("pairs", rows, answers, "--out", out), 1);
+    assert_says(said.err, "checked.jsonl exists");
+    remove(out);
     if (RUN("pairs", rows, answers, "--out", out)) fail_msg("%s", said.err);
     assert_says(said.err,
                 "1 pair has <|..|>, perhaps a special token that the chat template refuses: with --checkpoint");
     assert_says(said.out, "2 pairs of 2 rows");
+    remove(out);
     answers = put("answers.jsonl", ANSWER("1", "false", "<|channel|>final<|message|>4") ANSWER("1", "true", "5"));
     assert_int_equal(RUN("pairs", rows, answers, "--out", out, "--checkpoint", model), 1);
     assert_says(said.err, "training refuses every pair");

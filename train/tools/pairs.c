@@ -258,6 +258,7 @@ int pairs_run(const struct pairs_options *o, FILE *report, struct err *err)
     struct text_buf out = {0};
     struct trainer trainer = {.tok = NULL};
     int64_t n_row = 0, n_answer = 0, n_cut = 0, n_nul = 0, n_pair = 0;
+    if (file_check_new(o->out, err)) return -1;
     int rc = open_lines(&rows, o->rows, err);
     if (!rc) rc = open_lines(&answers, o->answers, err);
     if (!rc) rc = open_trainer(&trainer, o->checkpoint, err);
