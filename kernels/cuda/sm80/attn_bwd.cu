@@ -13,7 +13,7 @@
  *   these keys. dq: 4 warps per 128 (256: 64) queries of a sequence and head. Two cp.async stages of 64 (128, 256: 32)
  *   rows; tiles that are masked for the whole block are not loaded. Width 256 holds keys (dq: queries) in registers,
  *   since a warp of 16 rows would read them again for every two products, and takes two launches, dk and dv. At most
- *   96.5 KiB of shared memory; two blocks per SM.
+ *   96.5 KiB of shared memory: two blocks per SM, except for widths above 64 in an SM of 100 KiB (8.6, 8.9, 12.0).
  * Bound: compute: 14*A*H*pairs FLOP, 4 of the 14 to recompute p and ds (width 256: 6 of 16), the price of sums in a
  *   fixed order without atomics; 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2.
  * Numerics: f32 sums; p and ds rounded to bf16 before the last products. Rows beyond the end of a sequence are loaded
@@ -22,21 +22,24 @@
 
 enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one where registers hold only one of them */
 
-/* stage_rows: rows of a stage. sub_rows: of these, the rows that a warp processes at a time. dkv_rows: keys of a block
- * of dkv, 32 or 16 for each of 4 warps. dq_rows: queries of a block of dq. */
-template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : 32; }
+enum { STAGE_ROWS = 32 };
+/* sub_rows: rows of a stage that a warp processes at a time. dkv_rows: keys of a block of dkv, 32 or 16 for each of 4
+ * warps. dq_rows: queries of a block of dq. */
 template <int DIM> __host__ __device__ constexpr int sub_rows(void) { return DIM == 256 ? 16 : 32; }
 template <int DIM> __host__ __device__ constexpr int dkv_rows(void) { return DIM == 64 ? 128 : 64; }
 template <int DIM> __host__ __device__ constexpr int dq_rows(void) { return 64 * query_tiles<DIM>(); }
 template <int DIM, int GRADS> __host__ __device__ constexpr int dkv_bytes(void)
 {
     const int tiles = DIM < 256 ? 2 : GRADS & DK ? 1 : 0;
-    return (tiles * dkv_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2 + 2 * stage_rows<DIM>() * (int)sizeof(float2);
+    return (tiles * dkv_rows<DIM>() + 4 * STAGE_ROWS) * DIM * 2 + 2 * STAGE_ROWS * (int)sizeof(float2);
 }
 template <int DIM> __host__ __device__ constexpr int dq_bytes(void)
 {
-    return ((DIM < 256 ? 2 : 1) * dq_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2;
+    return ((DIM < 256 ? 2 : 1) * dq_rows<DIM>() + 4 * STAGE_ROWS) * DIM * 2;
 }
+/* The driver adds 1 KiB to each block. */
+static_assert(2 * (dkv_bytes<64, DK | DV>() + 1024) <= 100 * 1024 && 2 * (dq_bytes<64>() + 1024) <= 100 * 1024,
+              "two blocks of width 64 fit the SM of 8.6, 8.9 and 12.0");
 
 __device__ static inline void copy_async8(uint32_t shared, const void *global, int bytes)
 {
@@ -110,7 +113,7 @@ template <int DIM, int GRADS, bool PREFIX>
 __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct attn_args a)
 {
     extern __shared__ __align__(1024) char smem[];
-    constexpr int K_ROWS = dkv_rows<DIM>(), MT = K_ROWS / 64, Q_ROWS = stage_rows<DIM>(), SUB = sub_rows<DIM>();
+    constexpr int K_ROWS = dkv_rows<DIM>(), MT = K_ROWS / 64, Q_ROWS = STAGE_ROWS, SUB = sub_rows<DIM>();
     const int k_bytes = K_ROWS * DIM * 2, q_bytes = Q_ROWS * DIM * 2, warp_bytes = MT * 16 * DIM * 2;
     const int kv = blockIdx.x % a.n_kv, group = a.n_head / a.n_kv;
     const struct seq_block seq = find_longest(a, blockIdx.x / a.n_kv, K_ROWS);
@@ -209,7 +212,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_kernel(const struct a
 {
     extern __shared__ __align__(1024) char smem[];
     constexpr int MT = query_tiles<DIM>(), ROWS = 16 * MT, DQ_ROWS = dq_rows<DIM>();
-    constexpr int K_ROWS = stage_rows<DIM>(), SUB = sub_rows<DIM>();
+    constexpr int K_ROWS = STAGE_ROWS, SUB = sub_rows<DIM>();
     const int q_bytes = DQ_ROWS * DIM * 2, k_bytes = K_ROWS * DIM * 2;
     const int head = blockIdx.x % a.n_head, group = a.n_head / a.n_kv;
     const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, DQ_ROWS);
