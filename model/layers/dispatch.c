@@ -165,8 +165,7 @@ static void count_rows(const struct block *b, const struct layer_acts *s, int64_
 }
 
 /* Whether every chunk fits the buffers of every rank. A rank can send more than its send buffer holds only in a
- * micro-batch larger than ep_options.n_tok, such as KTO's with answers to other prompts. A dry run, whose counts are 0,
- * only checks its tokens. */
+ * micro-batch larger than ep_options.n_tok, such as KTO's with answers to other prompts. */
 static bool fits(const struct block *b, const struct layer_acts *s)
 {
     const struct layout *d = s->moe.layout;

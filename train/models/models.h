@@ -37,8 +37,9 @@ int models_open(struct models *m, struct run *r, const struct cli_words *words, 
                 struct err *err) MT_CHECK;
 /* Adds another adapter. option: the option that has the word, for messages. */
 int models_add(struct models *m, const char *option, const char *word, struct err *err) MT_CHECK;
-/* Sets [lora] so that run_open_model plans passes with any of the adapters, and sets r->set_aside to the memory of
- * n_slot adapters of the largest size. later: adapters of the size that [lora] gives may be added later. */
+/* Sets [lora] of cfg so that run_open_model plans passes with any of the adapters, and set_aside of the run that
+ * models_open got to the memory of n_slot adapters of the largest size. later: adapters of the size that [lora] gives
+ * may be added later. */
 int models_plan(struct models *m, struct config *cfg, int64_t n_slot, bool later, struct err *err) MT_CHECK;
 void models_close(struct models *m); /* m may be zeroed */
 
