@@ -93,6 +93,37 @@ int process_run(const char *const *words)
     return process_finish(dir, process_start(dir, words));
 }
 
+int process_steps(const char *config)
+{
+    struct err err;
+    int64_t size;
+    int n = 0;
+    const char *path = process_output(config, "metrics.jsonl");
+    if (access(path, R_OK)) return 0;
+    char *text = file_read(path, 1 << 28, &size, &err);
+    if (!text) fail_msg("%s", err.msg);
+    for (const char *s = text; (s = strstr(s, "\"event\":\"step\"")); s++) n++;
+    mem_free(text);
+    return n;
+}
+
+bool process_has_ended(pid_t pid)
+{
+    siginfo_t info = {.si_pid = 0};
+    return !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) && info.si_pid == pid;
+}
+
+/* Starting two ranks takes minutes under ThreadSanitizer on a loaded machine: the limit only ends a test that hangs. */
+void process_wait_for_steps(const char *config, const char *dir, pid_t pid, int n)
+{
+    const double limit_ms = clock_ms() + 600e3;
+    while (process_steps(config) < n && !process_has_ended(pid) && clock_ms() < limit_ms)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    if (process_steps(config) >= n) return;
+    if (process_has_ended(pid)) process_finish(dir, pid);
+    fail_msg("%d of %d steps were made:\n%s", process_steps(config), n, said.err);
+}
+
 void process_in_pieces(const char *const *words, long ms)
 {
     for (int i = 0; i < 60; i++) {

@@ -32,6 +32,13 @@ void process_in_pieces(const char *const *words, long ms);
         if (!strstr(text, part)) fail_msg("\"%s\" is not in:\n%s", part, text);                                        \
     } while (0)
 
+/* Steps in metrics.jsonl of that INI file's output.dir. */
+int process_steps(const char *config);
+bool process_has_ended(pid_t pid); /* leaves it to process_finish */
+/* Waits until the run has made n steps; after the first, every rank handles signals. Fails the test if the run ends
+ * before. */
+void process_wait_for_steps(const char *config, const char *dir, pid_t pid, int n);
+
 /* Writes an INI file in a new directory and returns its path (in one of eight static buffers). Model and data are the
  * parity case, output.dir is out/ in that directory; the lines `more` follow. */
 const char *process_config(const char *more);

@@ -97,40 +97,10 @@ struct running {
     pid_t pid, ranks[2];
 };
 
-static int steps_made(const char *config)
-{
-    struct err err;
-    int64_t size;
-    int n = 0;
-    const char *path = process_output(config, "metrics.jsonl");
-    if (access(path, R_OK)) return 0;
-    char *text = file_read(path, 1 << 28, &size, &err);
-    if (!text) fail_msg("%s", err.msg);
-    for (const char *s = text; (s = strstr(s, "\"event\":\"step\"")); s++) n++;
-    mem_free(text);
-    return n;
-}
-
 static void pause_ms(long ms)
 {
     const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     nanosleep(&t, NULL);
-}
-
-static bool has_ended(pid_t pid)
-{
-    siginfo_t info = {.si_pid = 0};
-    return !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) && info.si_pid == pid;
-}
-
-/* Starting two ranks takes minutes under ThreadSanitizer on a loaded machine: the limit only ends a test that hangs. */
-static void wait_for_steps(const struct running *r, int n)
-{
-    const double limit_ms = clock_ms() + 600e3;
-    while (steps_made(r->config) < n && !has_ended(r->pid) && clock_ms() < limit_ms) pause_ms(10);
-    if (steps_made(r->config) >= n) return;
-    if (has_ended(r->pid)) process_finish(r->dir, r->pid);
-    fail_msg("%d of %d steps were made:\n%s", steps_made(r->config), n, said.err);
 }
 
 /* The processes of the ranks, in the order of their start; 0 when the run has already ended. */
@@ -153,7 +123,7 @@ static struct running start_run(const char *steps)
     struct running r = {.config = config_of(2, true), .dir = scratch_dir()};
     const char *const words[] = {r.config, JOB, "--set", steps, "--set", "log.report=no", NULL};
     r.pid = process_start(r.dir, words);
-    wait_for_steps(&r, 5);
+    process_wait_for_steps(r.config, r.dir, r.pid, 5);
     find_ranks(&r);
     return r;
 }
@@ -170,7 +140,7 @@ static void test_sigterm(void **state)
         send_signal(who < 2 ? r.ranks[who] : r.pid, SIGTERM);
         if (process_finish(r.dir, r.pid) != 130) fail_msg("%s", said.err);
         assert_says(said.err, "saving");
-        const int made = steps_made(r.config);
+        const int made = process_steps(r.config);
         char name[64];
         snprintf(name, sizeof(name), "checkpoints/step-%06d/state.json", made);
         assert_int_equal(access(process_output(r.config, name), F_OK), 0);
@@ -199,7 +169,7 @@ static void test_lost_ranks(void **state)
         if (who) assert_says(said.err, "its last operation ");
         assert_says(said.err, "was ended by signal 9");
         char text[64];
-        snprintf(text, sizeof(text), "train.steps=%d", steps_made(r.config) + 2);
+        snprintf(text, sizeof(text), "train.steps=%d", process_steps(r.config) + 2);
         train(r.config, text);
         assert_says(said.err, "continuing after step ");
     }
@@ -226,7 +196,7 @@ static void test_early_signals(void **state)
         struct running r = {.config = config_of(2, false), .dir = scratch_dir()};
         const char *const words[] = {r.config, JOB, "--set", "data.chat_template=/dev/fd/3", NULL};
         r.pid = process_start_shell(r.dir, pipe_script(), words);
-        while (access(process_output(r.config, ".lock"), F_OK) && !has_ended(r.pid)) pause_ms(10);
+        while (access(process_output(r.config, ".lock"), F_OK) && !process_has_ended(r.pid)) pause_ms(10);
         send_signal(r.pid, signals[i]);
         assert_int_equal(process_finish(r.dir, r.pid), 1);
         assert_says(said.err, "moetrain: interrupted before the first step: nothing to save\n");

@@ -42,16 +42,6 @@ static const char *config_of(int ranks)
     return process_config(more);
 }
 
-static void wait_for_steps(const char *config)
-{
-    struct stat st = {0};
-    for (int i = 0; i < 3000 && st.st_size < 500; i++) {
-        pause_ms(10);
-        if (stat(process_output(config, "metrics.jsonl"), &st)) st.st_size = 0;
-    }
-    assert_true(st.st_size >= 500);
-}
-
 /* Fails unless the next run resumes from a checkpoint. */
 static void assert_saved(const char *config)
 {
@@ -77,7 +67,7 @@ static void test_hangup(void **state)
         const char *config = config_of(ranks), *dir = scratch_dir();
         const char *const words[] = {config, LONG_RUN, NULL};
         const pid_t pid = process_start_shell(dir, "setsid -w \"$@\"", words);
-        wait_for_steps(config);
+        process_wait_for_steps(config, dir, pid, 1);
         char path[64], text[256];
         int session = 0;
         snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)pid, (int)pid);
@@ -99,7 +89,7 @@ static void test_nohup(void **state)
     const char *config = config_of(2), *dir = scratch_dir();
     const char *const words[] = {config, LONG_RUN, NULL};
     const pid_t pid = process_start_shell(dir, "trap '' HUP; exec \"$@\"", words);
-    wait_for_steps(config);
+    process_wait_for_steps(config, dir, pid, 1);
     kill(pid, SIGHUP);
     pause_ms(300);
     assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
