@@ -36,7 +36,9 @@ static int check_sampler(const struct training *t, double difference, struct err
 {
     const struct run *r = &t->run;
     const double given = r->cfg->rollout.max_logp_difference;
-    const double allowed = given > 0 ? given : r->dev.act_dtype == DT_BF16 || r->dev.round_bf16 ? 0.02 : 1e-4;
+    /* a rounding difference can change a code of a quantised input */
+    const bool coarse = r->dev.act_dtype == DT_BF16 || r->dev.round_bf16 || r->cfg->quant.activations;
+    const double allowed = given > 0 ? given : coarse ? 0.02 : 1e-4;
     if (difference <= allowed) return 0;
     return err_set(
         err,

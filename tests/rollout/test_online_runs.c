@@ -224,6 +224,15 @@ static void sampler_is_compared(void **state)
     }
 }
 
+/* Quantised inputs: sampler and trainer differ by a code here and there, which is no error. */
+static void quantised_inputs(void **state)
+{
+    (void)state;
+    static const char *const seeds[] = {"train.seed=1", "train.seed=2", "train.seed=3", "train.seed=4"};
+    for (int i = 0; i < MT_LEN(seeds); i++)
+        if (RUN(SETS(config_of(""), "--set", "quant.activations=int8", "--set", seeds[i]))) fail_msg("%s", said.err);
+}
+
 /* Ctrl-C does not wait for a reward; the samples are not lost. */
 static void stopped_while_waiting(void **state)
 {
@@ -318,6 +327,7 @@ int test_online_runs(void)
                                        cmocka_unit_test(offline),
                                        cmocka_unit_test(commands_after_a_run),
                                        cmocka_unit_test(sampler_is_compared),
+                                       cmocka_unit_test(quantised_inputs),
                                        cmocka_unit_test(stopped_while_waiting),
                                        cmocka_unit_test(nulls_and_truncation),
                                        cmocka_unit_test(patience),
