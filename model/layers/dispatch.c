@@ -165,7 +165,8 @@ static void count_rows(const struct block *b, const struct layer_acts *s, int64_
 }
 
 /* Whether every chunk fits the buffers of every rank. A rank can send more than its send buffer holds only in a
- * micro-batch larger than ep_options.n_tok, such as KTO's with answers to other prompts. */
+ * micro-batch larger than ep_options.n_tok, such as KTO's with answers to other prompts. In a dry run, whose counts are
+ * 0, only the rows that each chunk sends are compared. */
 static bool fits(const struct block *b, const struct layer_acts *s)
 {
     const struct layout *d = s->moe.layout;

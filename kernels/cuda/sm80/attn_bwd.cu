@@ -10,10 +10,10 @@
  *   8*T*H bytes of scratch. Above 256 attn_wide.cu computes dk, dv and dq.
  * Grid: a head is padded with zeros to 64, 128 or 256 columns. stat: a block per row. dkv: 4 warps per 128 (width 128,
  *   256: 64) keys of a sequence and kv head, which loop over the heads of the group and the queries that attend to
- *   these keys. dq: 4 warps per 128 (256: 64) queries of a sequence and head. Two cp.async stages of 64 (128, 256: 32)
- *   rows; tiles that are masked for the whole block are not loaded. Width 256 holds keys (dq: queries) in registers,
- *   since a warp of 16 rows would read them again for every two products, and takes two launches, dk and dv. At most
- *   96.5 KiB of shared memory: two blocks per SM, except for widths above 64 in an SM of 100 KiB (8.6, 8.9, 12.0).
+ *   these keys. dq: 4 warps per 128 (256: 64) queries of a sequence and head. Two cp.async stages of 32 rows; tiles
+ *   that are masked for the whole block are not loaded. Width 256 holds keys (dq: queries) in registers, since a warp
+ *   of 16 rows would read them again for every two products, and takes two launches, dk and dv. Shared memory of 48.5,
+ *   96 and 96.5 KiB: two blocks per SM of 228 KiB (9.0, 10.0); of 100 KiB (8.6, 8.9, 12.0) two of width 64, else one.
  * Bound: compute: 14*A*H*pairs FLOP, 4 of the 14 to recompute p and ds (width 256: 6 of 16), the price of sums in a
  *   fixed order without atomics; 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2.
  * Numerics: f32 sums; p and ds rounded to bf16 before the last products. Rows beyond the end of a sequence are loaded

@@ -10,8 +10,8 @@
  * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. One block of 4 warps
  *   per 128 (width 256: 64) queries of a sequence and head, 32 (16) per warp. Two cp.async stages of 64 (width 128,
  *   256: 32) keys and values; tiles that are masked for the whole block are not loaded. Shared memory of 48, 64 and 96
- *   KiB for widths 64, 128 and 256: two blocks per SM, except for widths above 64 in an SM of 100 KiB (8.6, 8.9,
- *   12.0).
+ *   KiB for widths 64, 128 and 256: two blocks per SM of 228 KiB (9.0, 10.0); with 100 KiB (8.6, 8.9, 12.0) two
+ *   blocks of width 64, else one.
  * Bound: 2*T*(2*H+2*K)*A + 4*T*H bytes; each block reads its keys and values again, from L2; 4*A*H*pairs FLOP ->
  *   compute bound; memory bound with a narrow window.
  * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit. Keys, values
